@@ -330,7 +330,7 @@ def _eval(options: Namespace) -> None:
     from gspo.evaluate import evaluate, evaluation_directories, evaluation_recipe
     from gspo.model.inputs import quiet_transformers
     from gspo.model.load import load_config
-    from gspo.report.evaluation.write import write_evaluation_page
+    from gspo.report.evaluation import write_evaluation_page
     from gspo.run.summary import comparison_line, evaluation_lines
 
     quiet_transformers()

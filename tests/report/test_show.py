@@ -15,7 +15,6 @@ from rich.console import Console
 from tests.report.shown import RUN, UNTRAINED, coloured, json_lines, sample, shown, write
 
 from gspo import cli
-from gspo.errors import UserError
 from gspo.report.show import show
 
 GSPO = Path(sys.executable).with_name("gspo")
@@ -49,7 +48,7 @@ def test_the_first_function_that_applies_decides_what_passes_from_the_recipes_th
     assert "3 of 4 pass" in shown()
     write(s1=[sample(rewards={"f": None, "g": 1.0}, failure=f"reward function {name}: no") for name in "fg"])
     assert "1 of 2 pass" in shown()
-    write("evaluation: 3\n", s1=[sample(rewards={"f": 0.99}), sample(rewards={})])
+    write("", s1=[sample(rewards={"f": 0.99}), sample(rewards={})])
     assert "0 of 2 pass" in shown()
 
 
@@ -91,16 +90,6 @@ def test_a_ratio_that_was_not_finite_was_trained_all_the_same() -> None:
     assert "not trained" not in shown() and "the largest ±0.5:" in shown()
 
 
-def test_old_files_without_tokens_are_shown_plain() -> None:
-    old = {name: value for name, value in sample().items() if not name.startswith("token_")}
-    for missing in ({}, {"mini_batch": None}):
-        write(s1=[{**old, **missing}])
-        said = coloured()
-        assert "│ it is 4\n" in said and "no token is coloured" in said and "not trained" not in said
-    write(s1=[{"query": "q:1", "completion": "it is 4"}])  # nor anything else
-    assert "1/1  reward –  advantage –  s –  clipped –  mini-batch –  – tokens, –  policy version –\n" in shown()
-
-
 BLUE, ORANGE = "\x1b[38;2;0;0;0;48;2;86;180;233m", "\x1b[38;2;0;0;0;48;2;230;159;0m"
 PALE_ORANGE = "\x1b[38;2;0;0;0;48;2;211;194;154m"
 
@@ -135,30 +124,7 @@ def test_equal_responses_are_shown_once_by_the_one_that_changed_most() -> None:
     assert len(json_lines(shown(as_json=True))) == 5
 
 
-ODD_RESPONSES: list[dict[str, Any]] = [
-    *({"reward": "much"}, {"reward": True}, {"rewards": None}, {"rewards": {"f": 1.0, "g": "x"}}, {"tokens": 1e9}),
-    *(
-        {"completion": ["no", "text"]},
-        {"completion": None},
-        {"prompt": None},
-        {"prompt_words": [1]},
-        {"columns": "odd"},
-    ),
-    *({"extra": 3}, {"extra": {"f": float("inf")}}, {"reward": 1e308}, {"token_log_ratios": [0.1, "x"]}),
-    *({"token_log_ratios": [10**400, 0.5]}, {"token_characters": "4 3 0"}, {"new": [float("nan")]}),
-]
-
-
-@pytest.mark.parametrize("odd", ODD_RESPONSES, ids=str)
-def test_a_response_that_gspo_cannot_have_written_is_skipped_and_counted(odd: dict[str, Any]) -> None:
-    write(s1=[sample(), sample(**odd)])
-    assert "1 line(s) of the step's file could not be read" in shown(1)
-    write(s1=[sample(), sample("other", **odd)])
-    with pytest.raises(UserError, match="step 1 has no query other"):
-        shown(1, "other")
-
-
-@pytest.mark.parametrize("odd", ['{"query":"q:1","rew', "\x00\x00", "7", '{"query": 1}', "{}"])
+@pytest.mark.parametrize("odd", ['{"query":"q:1","rew', "\x00\x00", "7"])
 def test_a_line_that_is_no_response_is_skipped_and_counted(odd: str) -> None:
     write(s1=[sample()])
     file = RUN / "rollouts" / "step_000001.jsonl"
@@ -166,14 +132,6 @@ def test_a_line_that_is_no_response_is_skipped_and_counted(odd: str) -> None:
     said = shown()
     assert "\n1 line(s) of the step's file could not be read\n" in said and "1, 1 of 1 pass" in said
     assert json_lines(shown(as_json=True)) == [{**sample(), "step": 1}]
-
-
-@pytest.mark.parametrize("ratios", [[0.1], [0.1] * 5, None])
-def test_tokens_that_do_not_fit_their_ratios_are_not_coloured(ratios: Any) -> None:
-    write(s1=[sample(), sample(completion="other x", token_log_ratios=ratios)])
-    assert "│ other x\n" in coloured()
-    write(s1=[sample(), sample(completion="other x", token_characters=None)])
-    assert "│ other x\n" in coloured()
 
 
 def test_a_token_that_ends_a_line_shows_its_colour() -> None:
@@ -236,7 +194,7 @@ def test_json_is_the_files_lines_and_their_step() -> None:
     said = shown(3, "q:1", as_json=True)
     assert json_lines(said) == [{"step": 3, **samples[0]}, {"step": 3, **samples[2]}]
     assert said.isascii() and "\x1b" not in said and len(said.split("\n")) == 3
-    assert json_lines(shown(as_json=True, force_terminal=True, color_system="truecolor")) == [
+    assert json_lines(shown(3, as_json=True, force_terminal=True, color_system="truecolor")) == [
         {"step": 3, **samples[0]},
         {"step": 3, **samples[2]},
     ]
@@ -281,6 +239,89 @@ print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stderr.strip() == "[]"
+
+
+def test_by_default_it_is_the_last_steps_query_that_shows_most() -> None:
+    def group(query: str, *rewards: float, **changes: Any) -> list[dict[str, Any]]:
+        return [sample(query, reward=reward, **changes) for reward in rewards]
+
+    early, late = group("early", 0.0, 1.0, mini_batch=1), group("late", 0.0, 1.0, mini_batch=3)
+    write(s1=early + late, s3=[sample("b"), sample("a")], s2=group("equal", 1.0, 1.0) + early)
+    assert "step 3 of 5 · query b\n" in shown()
+    assert "step 2 of 5 · query early\n" in shown(2) and "step 1 of 5 · query late\n" in shown(1)
+    assert "step 3 of 5 · query a\n" in shown(3, "a") and "step 2 of 5 · query equal\n" in shown(query="equal")
+
+
+def test_a_query_that_is_only_part_of_another_or_of_a_text_is_not_it() -> None:
+    other = sample("z", columns={"query": "q:1"}, prompt="q:1", completion='"query":"q:1"')
+    write(s1=[sample("q:1")], s2=[sample("q:11"), sample("xq:1"), other])
+    assert "step 1 of 5" in shown(query="q:1") and "this query in other steps" not in shown(1)
+
+
+def test_the_end_of_an_id_names_the_query_where_one_alone_ends_so(capsys: pytest.CaptureFixture[str]) -> None:
+    write(s1=[sample("a.jsonl:3"), sample("a.jsonl:13"), sample("b.jsonl:7")], s2=[sample("a.jsonl:7"), sample("7")])
+    assert "step 1 of 5 · query a.jsonl:3\n" in shown(query="3")
+    assert "step 2 of 5 · query 7\n" in shown(query="7")  # a whole id goes before an end
+    write(s3=[sample("a.jsonl:5"), sample("b.jsonl:5")])
+    assert cli.main(["show", str(RUN), "--query", "5"]) == 2
+    assert "several queries end with 5\n  fix: name one of a.jsonl:5, b.jsonl:5\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("query", ['a"b\\', "größe:1", "with space", "\x1b[2J", "[bold]"])
+def test_a_query_of_any_name_is_found_and_named(query: str) -> None:
+    write(s1=[sample(query)], s2=[sample("z"), sample(query)], s3=[sample("z")])
+    assert json_lines(shown(query=query, as_json=True)) == [{**sample(query), "step": 2}]
+    said = shown(2)
+    assert f"1 more queries in this step: {query}\n".replace("\x1b", "␛") in said
+    assert "this query in other steps: 1\n" in shown(query=query) and "\x1b" not in said
+
+
+def test_the_footer_says_how_to_see_the_steps_other_queries_and_the_querys_other_steps() -> None:
+    steps: dict[str, Any] = {f"s{step}": [sample("a")] for step in range(1, 12)}
+    write(**steps, s12=[sample("a")] * 3 + [sample(query) for query in "bcdefgh"])
+    said = shown(query="a")
+    assert "7 more queries in this step: b, c, d, e, f and 2 more\n  gspo show runs/a --step 12 --query b\n" in said
+    others = "11, 10, 9, 8, 7, 6, 5, 4 and 3 more\n  gspo show runs/a --step 11 --query a\n"
+    assert f"this query in other steps: {others}" in said
+
+
+def test_a_step_that_is_being_written_is_shown_as_far_as_it_goes() -> None:
+    write(s1=[sample("old")], s2=[sample("a"), sample("a", reward=0.0)])
+    file = RUN / "rollouts" / "step_000002.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert "step 2 of 5" in shown() and "1/1  reward 1" in shown()
+    file.write_bytes(file.read_bytes()[:20])  # nothing is whole yet: the step before
+    assert "step 1 of 5" in shown() and "step 1 of 5" in shown(query="old")
+
+
+REFUSALS = [
+    (["--step", "9"], ["step 9 has no rollouts", "such as 4\n"]),
+    (["--query", "chain:77"], ["no step has the query chain:77", "name one of b\n"]),
+    (["--step", "1", "--query", "b"], ["step 1 has no query b", "name one of a\n"]),
+    (["--step", "2", "--query", "cain:3"], ["step 2 has no query cain:3", "fix: did you mean chain:3?\n"]),
+    (["--query", "x\x1b[2J"], ["no step has the query x␛[2J"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), REFUSALS, ids=[" ".join(ids) for ids, _ in REFUSALS])
+def test_what_is_not_there_is_refused_with_what_is(
+    arguments: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [sample(f"chain:{number}") for number in range(8)]
+    write(s1=[sample("a")], s2=[sample("b"), *others], s4=[sample("b")])
+    assert cli.main(["show", str(RUN), *arguments]) == 2
+    said, error = capsys.readouterr()
+    assert said == "" and error.startswith("error: runs/a/rollouts") and len(error.splitlines()) == 2
+    assert [part for part in named if part not in error] == [], error
+
+
+def test_a_run_without_rollouts_says_how_to_have_some(capsys: pytest.CaptureFixture[str]) -> None:
+    write("report: {rollouts: false}")
+    assert cli.main(["show", str(RUN)]) == 2
+    error = capsys.readouterr().err
+    assert "no rollouts yet" in error and "report.rollouts=true" in error
+    write(s1=[])
+    assert cli.main(["show", str(RUN)]) == 2 and "no rollouts yet" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_enough_ends_it_without_a_traceback() -> None:

@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from gspo.errors import UserError, listed
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.run.lock import is_locked
-from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
+from gspo.run.plain_files import read_json_lines, rollout_files
 
 Waiting = Callable[[str], AbstractContextManager[object]]  # a block whose name is shown once it takes seconds
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
-
-_LARGEST_WHOLE = 2**53  # that every reader of JSON has exactly
-_NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +33,7 @@ class RunFiles:
     @property
     def name(self) -> str:
         """The recipe's."""
-        return str(self.recipe.get("name", self.path.name))
+        return str(self.recipe["name"])
 
     @property
     def project(self) -> str:
@@ -60,35 +57,26 @@ class RunFiles:
 
     def last(self, *events: str) -> Mapping[str, Any]:
         """The last line of the history of these kinds; empty where there is none."""
-        return next((line for line in reversed(self.history) if line.get("event") in events), {})
+        return next((line for line in reversed(self.history) if line["event"] in events), {})
 
 
 def read_run(path: Path) -> RunFiles:
     """Read a run's directory; UserError where there is none, or another thing's."""
     recipe = _recipe(path)
     lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
-    of_steps = [line for line in lines if is_step(line.get("step"))]
-    by_step = {line["step"]: numbers(line) for line in of_steps}
     history, num_bad_events = read_json_lines(path / "history.jsonl")
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
-    not_read = {
-        "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
-        "line(s) of history.jsonl could not be read": num_bad_events,
-    }
+    by_step = {line["step"]: numbers(line) for line in lines}
+    not_read = {"metrics.jsonl": num_bad_lines, "history.jsonl": num_bad_events}
     return RunFiles(
         path=path,
         recipe=recipe,
         lines=[by_step[step] for step in sorted(by_step)],
         cold_start=[numbers(line) for line in cold_start],
         history=history,
-        state=state_of(path, history),
-        notes=[f"{number} {what}" for what, number in not_read.items() if number],
+        state=_state_of(path, history),
+        notes=[f"{number} line(s) of {name} could not be read" for name, number in not_read.items() if number],
     )
-
-
-def is_step(value: Any) -> TypeGuard[int]:
-    """Whether it numbers a step."""
-    return type(value) is int and 0 <= value <= _LARGEST_WHOLE
 
 
 def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -103,43 +91,34 @@ def labels_of(runs: Sequence[RunFiles]) -> list[str]:
     return [run.name if names.count(run.name) == 1 else str(run.path) for run in runs]
 
 
-def _recipe(path: Path) -> Mapping[str, Any]:
-    file = path / "recipe.yaml"
-    if not os.path.lexists(path):  # False, not an error, where no such name can be
-        near = runs_in(path.parent)
-        fix = f"there are: {listed(near)}" if near else _NAME_A_RUN
-        raise UserError("no such directory", where=str(path), fix=fix)
-    if path.is_file() or (path / "manifest.json").is_file():
-        what = "this is a file, not a run's directory" if path.is_file() else "this is a checkpoint, not a run"
-        runs = [parent for parent in path.parents if (parent / "recipe.yaml").is_file()]
-        fix = f"name the run: {runs[0]}" if runs else f"name the directory of its run, such as runs/{path.stem}"
-        raise UserError(what, where=str(path), fix=fix)
-    try:
-        tree = read_yaml(read_plain(file).decode(), where=str(file))
-    except FileNotFoundError:
-        near = runs_in(path)
-        fix = f"name the runs in it: {listed(near)}" if near else _NAME_A_RUN
-        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix) from None
-    except (OSError, UnicodeDecodeError, UserError) as error:
-        why = error.what if isinstance(error, UserError) else " ".join(str(error).split())
-        raise UserError(f"cannot be read: {why}", where=str(file), fix="copy it from a checkpoint") from None
-    if not (isinstance(tree, dict) and {"name", "steps", "model"} <= tree.keys()):
-        raise UserError("this is no recipe of a run: it has no name, steps and model", where=str(file), fix=_NAME_A_RUN)
-    return tree
-
-
 def runs_in(path: Path) -> list[str]:
     """The runs' directories in a directory."""
     return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml")) if os.path.lexists(path) else []
 
 
-def state_of(path: Path, history: Sequence[Mapping[str, Any]]) -> State:
+def _recipe(path: Path) -> Mapping[str, Any]:
+    file, is_there = path / "recipe.yaml", os.path.lexists(path)  # False, not an error, where no such name can be
+    near = runs_in(path if is_there else path.parent)
+    fix = f"there are: {listed(near)}" if near else "name the directory that a run has made, such as runs/arithmetic"
+    if is_there and (path.is_file() or (path / "manifest.json").is_file()):
+        runs = [f"name the run: {parent}" for parent in path.parents if (parent / "recipe.yaml").is_file()]
+        raise UserError("this is a file or a checkpoint, not a run's directory", where=str(path), fix=[*runs, fix][0])
+    if not is_there or not file.is_file():
+        what = "this is not a run's directory: it has no recipe.yaml" if is_there else "no such directory"
+        raise UserError(what, where=str(path), fix=fix)
+    recipe = read_yaml(file.read_text(encoding="utf-8"), where=str(file))
+    if not (isinstance(recipe, dict) and {"name", "steps", "model"} <= recipe.keys()):
+        raise UserError("this is no recipe of a run: it has no name, steps and model", where=str(file), fix=fix)
+    return recipe
+
+
+def _state_of(path: Path, history: Sequence[Mapping[str, Any]]) -> State:
     """What the last line of a run's history, and the lock that a process holds while it goes on, say of it."""
-    last = history[-1] if history else {}
-    if last.get("event") == "ended" and last.get("how") in ("finished", "stopped", "interrupted", "failed"):
-        return last["how"]
-    if last.get("event") not in ("begun", "resumed"):
+    if not history:
         return "unknown"
+    last: Mapping[str, Any] = history[-1]
+    if last["event"] == "ended":
+        return last["how"]
     if is_locked(path):
         return "running"
-    return "killed" if last.get("host") == socket.gethostname() else "unknown"
+    return "killed" if last["host"] == socket.gethostname() else "unknown"

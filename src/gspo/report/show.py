@@ -1,27 +1,35 @@
 """The responses to a query of a step in the terminal: what each of them got, and how each of its tokens changed."""
 
 import json
+import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gspo.errors import listed, visible
-from gspo.report.find_group import Group, find_group, named, steps_with
+from gspo.errors import UserError, did_you_mean, listed, visible
 from gspo.report.run_files import RunFiles, Waiting, read_run
-from gspo.report.samples import LEVELS, Sample, cut_into_tokens, pass_threshold, passes
+from gspo.report.samples import LEVELS, Groups, Sample, cut_into_tokens, interest, pass_threshold, passes, read_groups
 from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 159, 0)
-_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "clipped", "mini_batch", "extra")
+_COMPARED = ("completion", "reward", "rewards", "failure", "finish_reason", "clipped", "mini_batch", "extra")
+_ID = re.compile(rb'^\{"query": ?("(?:[^"\\]|\\.)*")', re.MULTILINE)  # a line begins with it
+
+
+class _Chosen(NamedTuple):
+    step: int
+    query: str
+    groups: Groups  # of the step
+    num_bad: int  # lines of its file
 
 
 def show(
@@ -33,11 +41,15 @@ def show(
     console: Console | None = None,
     waiting: Waiting = nullcontext,
 ) -> None:
-    """Print the responses to a query of a step, as `find_group` finds them; UserError where there are none."""
+    """Print the responses to a query of a step: by default of the last one that has it, and the query that shows most.
+
+    The end of a query's id names it, such as `3` for `prompts.jsonl:3`, where one id of the step alone ends so.
+    UserError where there are none.
+    """
     console = console or Console(highlight=False)
     with waiting("reading the run's responses"):
         run = read_run(path)
-        chosen = find_group(run, step, query)
+        chosen = _choose(run, step, query)
         if as_json:  # in ASCII: no terminal takes any of it for a command
             lines = (json.dumps({"step": chosen.step, **sample}) for sample in chosen.groups[chosen.query])
             text = "".join(f"{line}\n" for line in lines)
@@ -51,57 +63,91 @@ def show(
     console.file.flush()
 
 
-def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
+def _choose(run: RunFiles, step: int | None, query: str | None) -> _Chosen:
+    files, where = run.rollout_files, str(run.path / "rollouts")
+    steps = [number for number in sorted(files, reverse=True) if step in (None, number)]
+    if step is not None and files and not steps:
+        fix = f"name one that has, such as {min(files, key=lambda other: abs(other - step))}"
+        raise UserError(f"step {step} has no rollouts", where=where, fix=fix)
+    for number in steps:
+        ids = _queries_in(files[number])
+        meant = [name for name in ids if query in (None, name)] or [name for name in ids if name.endswith(f":{query}")]
+        if query is not None and len(meant) > 1:
+            fix = f"name one of {_named(meant)}"
+            raise UserError(f"several queries end with {visible(query)}", where=str(files[number]), fix=fix)
+        if meant:
+            groups, num_bad = read_groups(files[number])
+            most = max(groups, key=lambda name: interest(groups[name]))
+            return _Chosen(number, most if query is None else meant[0], groups, num_bad)
+    ids = _queries_in(files[steps[0]]) if steps else []
+    if query is None or not ids:
+        fix = "wait for the end of its first step, or resume it with report.rollouts=true"
+        raise UserError("this run has no rollouts yet", where=where, fix=fix)
+    what = "no step has the query" if step is None else f"step {step} has no query"
+    fix = visible(did_you_mean(query, ids, f"name one of {_named(ids)}"))
+    raise UserError(f"{what} {visible(query)}", where=where, fix=fix)
+
+
+def _named(ids: Sequence[str]) -> str:
+    return listed([*map(visible, ids)], 5)
+
+
+def _queries_in(path: Path) -> list[str]:
+    """The ids in a file, but for a line that is being written: its bytes are searched, which is faster than reading."""
+    content = content_of(path)
+    return [json.loads(quoted) for quoted in dict.fromkeys(_ID.findall(content[: content.rfind(b"\n") + 1]))]
+
+
+def _page(run: RunFiles, chosen: _Chosen, *, colours: bool) -> Iterator[Text]:
     group = chosen.groups[chosen.query]
     title = f"{run.name} · step {chosen.step} of {run.recipe['steps']} · query {chosen.query}"
     yield Text(visible(title), style="bold")
-    content = content_of(run.rollout_files[chosen.step])
-    if num_not_read := content.count(b"\n") - sum(map(len, chosen.groups.values())):
-        yield Text(f"{num_not_read} line(s) of the step's file could not be read")
-    if not content.endswith(b"\n"):
-        yield Text("the step's file is not written to its end: this is what there is so far")
-    yield _quoted([(group[0].get("prompt", ""), "")])
-    if columns := group[0].get("columns"):
-        yield _quoted([("; ".join(f"{name}: {value}" for name, value in columns.items()), "")])
+    if chosen.num_bad:
+        yield Text(f"{chosen.num_bad} line(s) of the step's file could not be read")
+    yield _quoted([(group[0]["prompt"], "")])
+    yield from _pairs(group[0].get("columns"))
     yield Text(_rewards(run, group))
     yield _legend(group, colours=colours)
     for places, sample in _distinct(group):
         yield Text()
         equal = f" ({len(places)} equal responses)" if len(places) > 1 else ""
         yield Text(visible(f"{', '.join(map(str, places))}/{len(group)}{equal}  {_numbers(sample)}"), style="bold")
-        if sample.get("failure"):
+        if sample["failure"]:
             yield Text(visible(f"failed: {sample['failure']}"))
-        if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
-            yield Text(f"not trained: {'no reward' if sample.get('reward') is None else 'advantage 0'}")
+        if sample["sequence_ratio"] is None and sample["mini_batch"] is None:
+            yield Text(f"not trained: {'no reward' if sample['reward'] is None else 'advantage 0'}")
         yield _quoted(_coloured(sample))
-        if extra := sample.get("extra"):
-            yield _quoted([("; ".join(f"{name}: {value}" for name, value in extra.items()), "")])
+        yield from _pairs(sample.get("extra"))
     yield Text()
     yield from _elsewhere(run, chosen)
+
+
+def _pairs(values: Mapping[str, Any] | None) -> Iterator[Text]:
+    if values:
+        yield _quoted([("; ".join(f"{name}: {value}" for name, value in values.items()), "")])
 
 
 def _distinct(group: Sequence[Sample]) -> list[tuple[list[int], Sample]]:
     """The responses that differ, each with the places of its equals, and shown by the one that has changed most."""
     equal: dict[str, list[int]] = {}
     for place, sample in enumerate(group):
-        parts = {name: value for name, value in sample.items() if name in _SHOWN}
-        equal.setdefault(json.dumps(parts, sort_keys=True), []).append(place)
-    changes = [sum(map(abs, _log_ratios(sample) or ())) for sample in group]
+        equal.setdefault(json.dumps([sample.get(name) for name in _COMPARED]), []).append(place)
+    changes = [sum(map(abs, _log_ratios(sample))) for sample in group]
     return [([place + 1 for place in places], group[max(places, key=changes.__getitem__)]) for places in equal.values()]
 
 
 def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
-    rewards = [sample["reward"] for sample in group if sample.get("reward") is not None]
+    rewards = [sample["reward"] for sample in group if sample["reward"] is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "none scored"
     passed = sum(passes(sample, pass_threshold(run)) is True for sample in group)
-    shown = ", ".join(_number(sample.get("reward")) for sample in group)
+    shown = ", ".join(_number(sample["reward"]) for sample in group)
     return f"rewards {shown}: {mean}, {passed} of {len(group)} pass"
 
 
 def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
-    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=0.0)
+    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample)), default=0.0)
     if largest < LEVELS[0]:
-        first = any(sample.get("mini_batch") == 0 for sample in group)
+        first = any(sample["mini_batch"] == 0 for sample in group)
         why = " (in the first mini-batch the policy had not changed yet)" if first else ""
         return Text(f"no token is coloured: no log ratio reaches {LEVELS[0]:g}{why}")
     text = f"log ratio of each token, the largest ±{largest:.3g}"
@@ -112,36 +158,30 @@ def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
 
 
 def _numbers(sample: Sample) -> str:
-    named = ", ".join(f"{name} {_number(part)}" for name, part in sample.get("rewards", {}).items())
-    clipped = sample.get("clipped")
-    return "  ".join(
-        [
-            f"reward {_number(sample.get('reward'))}" + (f" ({named})" if named else ""),
-            f"advantage {_number(None if sample.get('reward') is None else sample.get('advantage'), '+.3f')}",
-            f"s {_number(sample.get('sequence_ratio'), '.5f')}",
-            f"clipped {'yes' if clipped == 1 else 'no' if clipped == 0 else _number(clipped, '.0%')}",
-            f"mini-batch {_number(sample.get('mini_batch'))}",
-            f"{_number(sample.get('tokens'))} tokens, {sample.get('finish_reason', '–')}",
-            f"policy version {_number(sample.get('policy_version'))}",
-        ]
-    )
+    named = ", ".join(f"{name} {_number(part)}" for name, part in sample["rewards"].items())
+    clipped, advantage = sample["clipped"], None if sample["reward"] is None else sample["advantage"]
+    share = "yes" if clipped == 1 else "no" if clipped == 0 else _number(clipped, ".0%")
+    rewards = f"reward {_number(sample['reward'])}" + (f" ({named})" if named else "")
+    trained = f"clipped {share}  mini-batch {_number(sample['mini_batch'])}"
+    sampled = f"{sample['tokens']} tokens, {sample['finish_reason']}  policy version {sample['policy_version']}"
+    change = f"advantage {_number(advantage, '+.3f')}  s {_number(sample['sequence_ratio'], '.5f')}"
+    return f"{rewards}  {change}  {trained}  {sampled}"
 
 
 def _number(value: Any, form: str = "g") -> str:
     return "–" if value is None else format(value, form)
 
 
-def _log_ratios(sample: Sample) -> list[float] | None:
-    """0 for one that was not finite; None where there are none, or a response that was not trained has them."""
-    ratios = sample.get("token_log_ratios")
-    return None if ratios is None else [ratio or 0.0 for ratio in ratios]
+def _log_ratios(sample: Sample) -> list[float]:
+    """0 for one that was not finite; none where a response was not trained, or the file does not have them."""
+    return [ratio or 0.0 for ratio in sample.get("token_log_ratios") or ()]
 
 
 def _coloured(sample: Sample) -> Sequence[tuple[str, Style | str]]:
     """The completion in pieces, each with its style: tokens, or all of it in one where they are not known."""
     tokens, ratios = cut_into_tokens(sample), _log_ratios(sample)
-    if tokens is None or ratios is None or len(tokens) != len(ratios):
-        return [(sample.get("completion", ""), "")]
+    if not (tokens and ratios):
+        return [(sample["completion"], "")]
     return [(token, _style(ratio)) for token, ratio in zip(tokens, ratios, strict=True)]
 
 
@@ -165,13 +205,14 @@ def _quoted(pieces: Sequence[tuple[str, Style | str]]) -> Text:
     return text
 
 
-def _elsewhere(run: RunFiles, chosen: Group) -> Iterator[Text]:
+def _elsewhere(run: RunFiles, chosen: _Chosen) -> Iterator[Text]:
     command = f"  gspo show {shlex.quote(str(run.path))} --step"
     others = [other for other in chosen.groups if other != chosen.query]
     if others:
-        yield Text(f"{len(others)} more queries in this step: {named(others)}")
+        yield Text(f"{len(others)} more queries in this step: {_named(others)}")
         yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
-    steps = steps_with(run, chosen.query, but=chosen.step)
+    files = sorted(run.rollout_files.items(), reverse=True)
+    steps = [step for step, path in files if step != chosen.step and chosen.query in _queries_in(path)]
     if steps:
-        yield Text(f"this query in other steps: {listed([*map(str, reversed(steps))])}")
-        yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(chosen.query)}"))
+        yield Text(f"this query in other steps: {listed([*map(str, steps)])}")
+        yield Text(visible(f"{command} {steps[0]} --query {shlex.quote(chosen.query)}"))

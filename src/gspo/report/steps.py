@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import writable
-from gspo.report.run_files import RunFiles, is_step
-from gspo.report.samples import read_sample
-from gspo.run.plain_files import for_reading, parsed
+from gspo.report.run_files import RunFiles
+from gspo.run.plain_files import parsed
 
 LAST = sys.maxsize  # the number of a step after all others
 _NUM_TABLES, _NUM_ROWS = 20, 8  # of a run, and of a table
@@ -25,14 +24,14 @@ def lines_up_to(path: Path, announced: Iterable[int]) -> Iterator[Mapping[str, A
     """
     place = 0
     for last in announced:
-        with suppress(FileNotFoundError), open(path / "metrics.jsonl", "rb", opener=for_reading) as file:
+        with suppress(FileNotFoundError), (path / "metrics.jsonl").open("rb") as file:
             file.seek(place)
             for text in file:
-                line = parsed(text) or {}
-                if not text.endswith(b"\n") or (is_step(step := line.get("step")) and step > last):
+                line = parsed(text)
+                if not text.endswith(b"\n") or (line and line["step"] > last):
                     break  # still being written
                 place += len(text)
-                if is_step(step):
+                if line:
                     yield line
         if last == LAST:
             return
@@ -40,10 +39,9 @@ def lines_up_to(path: Path, announced: Iterable[int]) -> Iterator[Mapping[str, A
 
 def table_of(run: RunFiles, step: int) -> Table:
     """The first responses of a step, for about 20 steps evenly spread, the last among them; none for the others."""
-    steps = run.recipe["steps"]
-    has_table = is_step(steps) and steps and step * _NUM_TABLES // steps > (step - 1) * _NUM_TABLES // steps
-    if not has_table or (path := run.rollout_files.get(step)) is None:
+    steps, path = run.recipe["steps"], run.rollout_files.get(step)
+    if not path or step * _NUM_TABLES // steps == (step - 1) * _NUM_TABLES // steps:
         return []
-    with open(path, "rb", opener=for_reading) as file:
-        samples = filter(None, map(read_sample, islice(file, _NUM_ROWS)))
-        return [writable({column: sample.get(column) for column in _COLUMNS}) for sample in samples]
+    with path.open("rb") as file:
+        samples = [sample for line in islice(file, _NUM_ROWS) if (sample := parsed(line))]
+    return [writable({column: sample[column] for column in _COLUMNS}) for sample in samples]

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.report.evaluation.data import _NUMBERS
-
 Line = dict[str, Any]
+_NUMBERS = (
+    *("pass_at_1", "error_over_questions", "error_over_samples", "reward_mean", "reward_error", "mean_response_tokens"),
+    *("truncated_fraction", "num_questions", "num_failed", "num_unjudged", "seconds_sampling", "seconds_judging"),
+)
 
 
 def response(query: str, passed: bool | None, *, number: int = 0, **changes: Any) -> Line:

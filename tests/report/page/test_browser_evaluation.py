@@ -8,7 +8,7 @@ from tests.report.page.browser import Tab
 from tests.report.page.made_evaluations import response, responses, suite, write_evaluation
 from tests.report.page.test_browser_hostile import ALL, assert_harmless
 
-from gspo.report.evaluation.write import write_evaluation_page
+from gspo.report.evaluation import write_evaluation_page
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +28,7 @@ RATING = {
 QUESTIONS = "return [...document.querySelectorAll('.queries tbody tr')].map((row) => row.cells[0].textContent)"
 CARDS = """
 const textsOf = (card) => [".verdict", ".completion"].map((one) => card.querySelector(one).textContent);
-const sides = [...document.querySelectorAll("#responses .side")];
+const sides = [...document.querySelectorAll("#samples .side")];
 return sides.map((side) => [...side.querySelectorAll("article")].map(textsOf))
 """
 ROWS = """
@@ -75,69 +75,47 @@ def test_the_overview_has_a_row_for_each_suite_and_model_and_the_paired_differen
     assert page.messages() == [] and page.requests() == []
 
 
-def test_a_curve_and_bars_are_drawn_of_each_model(page: Tab) -> None:
-    points = page.run("return [...document.querySelectorAll('polyline')].map((one) => one.getAttribute('points'))")
-    assert points == ["46,102 386,58", "46,102 386,58"]  # k = 1 and 2 at 0.5 and 0.75 of the height of 176
+def test_a_curve_and_bars_are_drawn_of_each_model_in_the_theme_s_colours(page: Tab) -> None:
+    page.wait("return document.querySelector('#suites .plot').chart")
+    model = page.run("return document.querySelector('#suites .plot').chart.data.map((one) => [...one])")
+    assert model == [[1, 2], [0.5, 0.75], [0.5, 0.75]]
     texts = rows(page, "#suites article:first-child .bars")
-    assert texts[0] == ["0 %", "25 % (1)\n25 % (1)"] and texts[-1][0] == "8–15"
-    colours = "return [...document.querySelectorAll('.curve-of-rates circle')].map((one) => getComputedStyle(one).fill)"
+    assert texts == [[label, "25 % (1)\n25 % (1)"] for label in ("0 %", "100 %")][:1] + texts[1:]
+    assert [row[0] for row in texts] == ["0 %", "to 50 %", "100 %", "not judged"]
+    colours = "return [...document.querySelectorAll('.model')].map((one) => getComputedStyle(one).borderLeftColor)"
     light = page.run(colours)
-    assert light[0] == light[1] != light[2] == light[3]
+    assert len(set(light)) == 2
     with page.media(prefers_color_scheme="dark"):
-        page.wait(
-            f"const now = (() => {{ {colours} }})(); return now.every((one, place) => one !== arguments[0][place])",
-            light,
-        )
+        page.wait(f"return !(() => {{ {colours} }})().some((one) => arguments[0].includes(one))", light)
 
 
-def test_questions_are_filtered_by_what_a_model_got_and_sorted(page: Tab) -> None:
-    assert page.run(QUESTIONS) == ["a", "b", "c", "d"]
-    for model, solved, shown in (
-        ("0", "none", ["b"]),
-        ("1", "some", ["c", "d"]),
-        ("1", "all", ["a"]),
-        ("0", "unjudged", ["d"]),
-    ):
-        page.set("#asked [name=model]", model)
-        page.set("#asked [name=solved]", solved)
+def test_questions_are_filtered_and_sorted_by_what_a_model_got(page: Tab) -> None:
+    page.set("#which [name=set]", 1)  # of the second model, with the rate of the first beside
+    page.click(".queries th:nth-child(1) button")
+    assert rows(page, ".queries")[0] == ["a", "You are asked: what is a?", " 100 %", " 50 %", "1", "2"]
+    for least, most, shown in (("", 0, ["b"]), (1, 99, ["c", "d"]), (100, "", ["a"])):
+        page.set("#which [name=least]", least)
+        page.set("#which [name=most]", most)
         assert page.run(QUESTIONS) == shown
-    page.set("#asked [name=solved]", "")
-    page.set("#asked [name=text]", "C?")
+    page.run("document.querySelector('#which').reset()")
+    page.set("#which [name=text]", "C?")
     assert page.run(QUESTIONS) == ["c"]
-    page.set("#asked [name=text]", "")
-    page.click(".queries th:nth-child(4) button")  # the rate of the second model
-    assert page.run(QUESTIONS) == ["b", "c", "d", "a"]
-    page.click(".queries th:nth-child(4) button")
-    assert page.run(QUESTIONS) == ["a", "d", "c", "b"]
 
 
 def test_a_click_on_the_questions_lost_lists_them_and_one_on_a_question_shows_each_models_responses(page: Tab) -> None:
     page.click("#overview .differences tbody td:nth-child(7) button")
     assert page.run(QUESTIONS) == ["c"]
     page.click(".queries tbody button")
-    page.wait("return document.querySelector('#responses .where').textContent === 'c'")
+    page.wait("return document.querySelector('#samples .where').textContent.startsWith('query c:')")
     right, wrong = "✓ right", "✗ wrong"
-    small, large = page.run(CARDS)
+    large, small = page.run(CARDS)
     assert small == [[right, "It is 0."], [right, "It is 1."]]
     assert large == [[wrong, "It is 0."], [right, "It is 1."], [wrong, "late"]]
-    text = page.find("#responses").text
-    assert "You are asked: what is c?" in text and "answer: 42" in text
-    assert page.run("return document.querySelector('#responses details pre').textContent") == "test: 3 of 4"
-    page.set("#answers [name=verdict]", "cut")
-    page.wait("return document.querySelectorAll('#responses article').length === 1")
-    assert page.run(CARDS) == [[], [[wrong, "late"]]]
-
-
-def test_the_next_question_is_the_next_of_the_list(page: Tab) -> None:
-    where = "return document.querySelector('#responses .where').textContent === arguments[0]"
-    page.wait(where, "a")
-    assert not page.find("#answers [name=previous]").is_enabled()
-    page.click("#answers [name=next]")
-    page.wait(where, "b")
-    page.click("#answers [name=previous]")
-    page.wait(where, "a")
-    page.set("#asked [name=text]", "b")  # the list no longer has the question that is shown
-    assert [page.find(f"#answers [name={name}]").is_enabled() for name in ("previous", "next")] == [False, False]
+    text = page.find("#samples").text
+    assert "You are asked: what is c?" in text and "answer: 42" in text and "test: 3 of 4" in text
+    page.set("#filter [name=truncated]", "yes")
+    page.wait("return document.querySelectorAll('#samples article').length === 1")
+    assert page.run(CARDS) == [[[wrong, "late"]], []]
 
 
 def test_everything_of_an_evaluation_is_text(tab: Tab, tmp_path: Path) -> None:
@@ -158,10 +136,10 @@ def test_everything_of_an_evaluation_is_text(tab: Tab, tmp_path: Path) -> None:
         "#overview td",
         "#suites h3",
         "#suites td",
-        "#questions td",
-        "#responses .completion",
-        "#responses .columns",
-        "#settings code",
+        "#queries td",
+        "#samples .completion",
+        "#samples .columns",
+        "#recipe code",
     )
     for place in shown:
         assert "window.hacked=1" in tab.run(
@@ -180,5 +158,5 @@ def test_on_a_phone_nothing_overflows_and_fingers_find_what_they_want(tab: Tab, 
             ".filter((one) => one.offsetHeight && one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"
         )
         assert small == []
-        columns = tab.run("return getComputedStyle(document.querySelector('#responses .sides')).gridTemplateColumns")
+        columns = tab.run("return getComputedStyle(document.querySelector('#samples .sides')).gridTemplateColumns")
         assert len(columns.split()) == 1

@@ -22,6 +22,7 @@ SCRIPTS = (
     "\\u003cscript>\u2028\u2029</textarea></title></style>",
 )
 ALL = " ".join(SCRIPTS)
+SEEN = ALL.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")  # what nobody could see is spelled out
 QUERIES = ("__proto__", "constructor", ALL)
 NAMES = ("__proto__", "constructor", "toString", f"reward/{ALL}/mean", ALL)
 
@@ -86,9 +87,9 @@ def test_everything_of_a_run_is_text_in_every_section(tab: Tab, hostile: Path) -
         "#recipe table",
     )
     for place in places:
-        assert ALL in tab.run("return document.querySelector(arguments[0]).textContent", place), place
-    readable = ALL.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")  # what nobody could see is spelled out
-    for text in (f"prompt {readable}", f"response {readable}"):
+        text = tab.run("return document.querySelector(arguments[0]).textContent", place)
+        assert SEEN in text or ALL in text, place
+    for text in (f"prompt {SEEN}", f"response {SEEN}"):
         tab.wait("return document.querySelector('#samples').textContent.includes(arguments[0])", text)
     assert "onerror=window.hacked=1" in tab.run(
         "return document.querySelector('#recipe details:last-child pre').textContent"
@@ -106,7 +107,7 @@ def test_any_other_number_may_have_any_name(name: str, tab: Tab, hostile: Path) 
         "const figure = document.querySelector('#other-chart'), chart = figure.querySelector('.plot')?.chart;"
         "return chart && [figure.querySelector('h4').textContent, [...chart.data[1]].map((value) => value ?? null)]"
     )
-    assert title == name and len(set(numbers)) == 1
+    assert title == name.replace(ALL, SEEN) and len(set(numbers)) == 1
     assert_harmless(tab)
 
 
@@ -116,6 +117,6 @@ def test_several_runs_of_such_names(tab: Tab, hostile: Path, tmp_path: Path) -> 
     tab.open(hostile, *seeds)
     open_all(tab)
     overview = tab.run("return document.querySelector('#overview').textContent")
-    assert ALL in overview and f"{evil} (2 seeds)" in overview and "hostile" in overview
+    assert SEEN in overview and f"{evil} (2 seeds)" in overview and "hostile" in overview
     assert evil in tab.run("return document.querySelector('#charts .u-legend').textContent")
     assert_harmless(tab)

@@ -20,7 +20,7 @@ from tests.report.page.made_runs import (
     write_run,
 )
 
-from gspo.report.view import server_of
+from gspo.report.view import Server
 
 pytestmark = pytest.mark.browser
 
@@ -419,7 +419,7 @@ def test_a_run_before_its_first_step_and_of_one_step_are_shown(tab: Tab, tmp_pat
 
 def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
-    server = server_of([path], 0)
+    server = Server([path], 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     quick = "const later = setTimeout; setTimeout = (action, wait) => later(action, Math.min(wait, 10));"

@@ -12,8 +12,8 @@ from tests.report.page.browser import By, Keys, Tab
 from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe, sample, write_run
 
 from gspo.errors import UserError
-from gspo.report.sample_index import SampleSet
-from gspo.report.view import server_of
+from gspo.report.sample_sets import SampleSet
+from gspo.report.view import Server
 
 pytestmark = pytest.mark.browser
 
@@ -53,7 +53,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(path, settings=recipe(), lines=lines, samples=steps, history=history)
     (path / "evaluation").mkdir()
     for step, reward in ((0, 0.0), (2, 1.0)):
-        line = sample("held:1", "Held out?", words=[f"after {step}"], reward=reward)
+        line = {"set": "held_out", **sample("held:1", "Held out?", words=[f"after {step}"], reward=reward)}
         (path / "evaluation" / f"step_{step:06d}.jsonl").write_text(json.dumps(line) + "\n")
     return path
 
@@ -260,7 +260,7 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
 
 @contextmanager
 def served(run: Path) -> Iterator[Any]:
-    server = server_of([run], 0)
+    server = Server([run], 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -303,7 +303,8 @@ def test_on_a_phone_a_response_is_on_the_first_screen_and_fingers_hit_what_they_
 
 
 def test_the_samples_of_each_evaluated_set_are_chosen_by_it(tab: Tab, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", lines=[metrics_line(0)], samples={1: [sample("q:1")]})
+    line = {"step": 0, "evaluation/sums/pass_at_1": 0.5, "evaluation/codes/pass_at_1": 0.5}
+    path = write_run(tmp_path / "run", lines=[line], samples={1: [sample("q:1")]})
     (path / "evaluation").mkdir()
     lines = [{"set": name, **sample(f"{name}:1", words=[f"of {name}"])} for name in ("sums", "codes")]
     (path / "evaluation" / "step_000000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -92,9 +92,7 @@ function armOf(label, number, runs) {
   return { label, number, runs, steps, series: new Map(), rows: runs.map((run) => new Map(run.steps.map((step, row) => [step, row]))) };
 }
 
-function meanOf(values) {
-  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
-}
+const meanOf = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 
 // A number's mean and standard deviation (n − 1) over the runs that have it at a step.
 function seriesOf(arm, column) {
@@ -117,9 +115,7 @@ function deviationOf(values) {
 }
 
 // Where an arm's steps lie on the x axis.
-function xOf(arm) {
-  return seriesOf(arm, view.axis.value)?.means ?? arm.steps;
-}
+const xOf = (arm) => seriesOf(arm, view.axis.value)?.means ?? arm.steps;
 
 // By family; where the runs are evaluated on several sets, with a chart of each.
 function chartsByFamily() {
@@ -129,13 +125,8 @@ function chartsByFamily() {
   return homes.length < 2 ? CHARTS : { Learning, "Evaluated sets": charts, ...others };
 }
 
-function isPassRate([name]) {
-  return name.endsWith("/pass_at_1");
-}
-
-function homeOfMetric(name) {
-  return name.slice(0, name.lastIndexOf("/"));
-}
+const isPassRate = ([name]) => name.endsWith("/pass_at_1");
+const homeOfMetric = (name) => name.slice(0, name.lastIndexOf("/"));
 
 // The scores that a chart draws, with words and error: of several sets pass@1 alone, of one set all that it has.
 function scoresOf({ evaluated }, alone) {
@@ -147,9 +138,7 @@ function scoresOf({ evaluated }, alone) {
   return alone ? [...own, ...ks.map((k) => [start + k, `pass@${k}`])] : own.filter(isPassRate);
 }
 
-function scaled(values, factor) {
-  return values?.map((value) => (Number.isFinite(value) ? value * factor : value));
-}
+const scaled = (values, factor) => values?.map((value) => (Number.isFinite(value) ? value * factor : value));
 
 // What a chart draws: a line for each column of each arm. Arms differ by colour, columns by dashes, or colour in a single arm.
 function modelOf(spec) {

@@ -1,30 +1,27 @@
 // The sections in their order: overview, curves, recipes, definitions; and the page's life after that.
 
-function homeOf(section) {
-  return document.querySelector(`#${section} > div`);
-}
+const homeOf = (section) => document.querySelector(`#${section} > div`);
 
 function showOverview() {
   byId("written").textContent = `gspo report of ${page.written}`;
   renew(homeOf("overview"), page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison());
 }
 
-function overviewOf({ overview, time }) {
+function overviewOf({ state, diagnoses, notes, introduction, history, time }) {
   const scores = [...measured(arms[0]), ["time", time]].filter(([, text]) => text !== "–");
   const tiles = scores.map(([words, text]) => element("div", "", element("dt", "", words), element("dd", "", text)));
   return [
-    element("p", "state", overview.state), element("dl", "tiles", tiles),
-    element("h3", "", "Diagnoses"), overview.diagnoses.length ? listOf(overview.diagnoses, "diagnoses") : element("p", "", "None."),
-    ...(overview.notes.length ? [element("h3", "", "Not read"), listOf(overview.notes)] : []),
-    element("h3", "", "What was trained, on what"), ...overview.introduction.map((line) => element("p", "", line)),
-    folded("history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], overview.history)),
+    element("p", "state", state), element("dl", "tiles", tiles),
+    element("h3", "", "Diagnoses"), diagnoses.length ? listOf(diagnoses, "diagnoses") : element("p", "", "None."),
+    ...(notes.length ? [element("h3", "", "Not read"), listOf(notes)] : []),
+    element("h3", "", "What was trained, on what"), ...introduction.map((line) => element("p", "", line)),
+    folded("history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], history)),
   ];
 }
 
 // A row for each run, and for each arm; and where the recipes differ.
 function comparison() {
-  const rowOf = ({ state, diagnoses, notes }) => [state, listOf([...diagnoses, ...notes])];
-  const runs = page.runs.map((run) => [run.label, run.time, ...rowOf(run.overview)]);
+  const runs = page.runs.map((run) => [run.label, run.time, run.state, listOf([...run.diagnoses, ...run.notes])]);
   const rows = arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...measured(arm).map(([, text]) => text)]);
   const keys = page.differences.map(([key, values]) => [element("code", "", key), ...values]);
   return [
@@ -66,15 +63,13 @@ function showCharts() {
   if (!families.length) home.append(element("p", "", "There is no line in metrics.jsonl yet: no step is done."));
 }
 
+const idOf = (metric) => "metric-" + encodeURIComponent(metric);
+
 // Its title, which leads to the metric's definition where there is one, and the place where it is drawn.
 function chartOf(make) {
   const { title, metric } = make(), name = page.definitions.get(metric)?.[0], host = element("div", "");
   placePlot(host, make);
   return [element("h4", "", name ? element("a", { href: "#" + idOf(name) }, title) : title), host];
-}
-
-function idOf(metric) {
-  return "metric-" + encodeURIComponent(metric);
 }
 
 function showOther() {
@@ -99,14 +94,12 @@ function showTable() {
   const rows = arms.flatMap((arm) => rowsInView(arm, columns)).sort((row, next) => row[0] - next[0]), every = Math.ceil(rows.length / 300);
   const heads = columns.map(([name, words]) => element("span", "", words, element("br", ""), element("code", "", name)));
   const kept = rows.filter((_, place) => place % every === 0 || place === rows.length - 1);
-  renew(homeOf("steps"), tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...heads], kept));
+  renew(homeOf("steps"), tableOf(["step", "arm", ...heads], kept));
 }
 
 function rowsInView(arm, columns) {
   const [low, high] = shownRange(), x = xOf(arm), lines = columns.map(([name, , scale]) => lineOf(seriesOf(arm, name), {}, scale));
-  const row = (step, place) => [
-    step, ...(arms.length > 1 ? [arm.label] : []), ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place])),
-  ];
+  const row = (step, place) => [step, arm.label, ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place]))];
   return arm.steps.map(row).filter((_, place) => x[place] >= low && x[place] <= high);
 }
 
@@ -115,7 +108,6 @@ function showAxes() {
   for (const option of view.axis.options) {
     option.hidden = option.value !== "steps" && !page.runs.every((run) => run[option.value].some((value) => value > 0));
   }
-  if (view.axis.selectedOptions[0].hidden) view.axis.value = "steps";
 }
 
 function showRecipes() {
@@ -126,9 +118,8 @@ function showRecipes() {
 }
 
 // Text with `code` in it, as Markdown has it.
-function marked(text) {
-  return element("span", "", text.split(/`([^`]+)`/).map((part, place) => (place % 2 ? element("code", "", part) : part)));
-}
+const marked = (text) =>
+  element("span", "", text.split(/`([^`]+)`/).map((part, place) => (place % 2 ? element("code", "", part) : part)));
 
 function showDefinitions() {
   const byName = new Map([...page.definitions.values()].map(([name, ...texts]) => [name, texts]));
@@ -146,7 +137,6 @@ function showAll(data) {
 
 function startForms() {
   const form = byId("view"), changed = () => { repaintAll(); showRange(); };
-  addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(changed)); // once its fields are as they were
   form.addEventListener("change", ({ target }) => {
     if (target === view.axis) view.from.value = view.to.value = "";
@@ -157,42 +147,40 @@ function startForms() {
 }
 
 // A page of a server asks it for what is new, and redraws what has changed.
-function keepUp() {
-  if (!page.live) return;
-  let last = "";
-  const renewAll = async () => {
-    const answer = await fetch("data.json", { cache: "no-cache" }).catch(() => { throw new Error("the server has ended"); });
-    const text = await answer.text();
-    if (!answer.ok) throw new Error(text);
+async function keepUp(last = "") {
+  try {
+    const text = await ask("data.json");
     if (text !== last) showAll(JSON.parse(text));
     if (await source.refresh()) { drawQueries(); await refreshSamples(); }
-    last = text;
-  };
-  const ask = async () => {
-    const failure = await renewAll().then(() => null, (error) => error);
-    if (failure) byId("written").textContent = `This is what there was at ${page.written}: ${failure.message}.`;
-    if (failure) last = ""; // then all of it is drawn again
-    setTimeout(ask, failure ? 15000 : 3000);
-  };
-  setTimeout(ask, 3000);
+    setTimeout(keepUp, 3000, text);
+  } catch (error) {
+    byId("written").textContent = `This is what there was at ${page.written}: ${error.message}.`;
+    setTimeout(keepUp, 15000); // then all of it is drawn again
+  }
 }
 
 async function start() {
-  const { dataset } = document.documentElement;
+  const { dataset } = document.documentElement, data = JSON.parse(byId("data").textContent);
+  addEventListener("submit", (event) => event.preventDefault());
   startTheme();
-  startForms();
-  showAll(JSON.parse(byId("data").textContent));
-  const first = document.querySelector("#charts .plot");
-  if (first) drawPlot(first);
-  await new Promise(requestAnimationFrame);
-  dataset.firstChart = Math.round(performance.now()); // milliseconds
+  if (isEvaluation) page = data;
+  else {
+    startForms();
+    showAll(data);
+    const first = document.querySelector("#charts .plot");
+    if (first) drawPlot(first);
+    await new Promise(requestAnimationFrame);
+    dataset.firstChart = Math.round(performance.now()); // milliseconds
+  }
   if (document.readyState === "loading") await new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
   const carried = JSON.parse(byId("samples-data").textContent);
   source = carried.live ? servedSource() : carriedSource(carried);
   await source.refresh();
-  startQueries();
+  if (isEvaluation) showEvaluation();
+  byId("which").addEventListener("input", drawQueries);
+  drawQueries();
   await startSamples();
-  keepUp();
+  if (carried.live) setTimeout(keepUp, 3000);
   dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
 }
 

@@ -19,9 +19,7 @@ function placePlot(host, make) {
   else seen.observe(host);
 }
 
-function allPlots(within = document) {
-  return within.querySelectorAll(".plot");
-}
+const allPlots = (within = document) => within.querySelectorAll(".plot");
 
 // Before their places are taken away: a chart listens to the window.
 function destroyPlots(within) {
@@ -32,10 +30,10 @@ function repaintAll() {
   for (const host of allPlots()) if (host.chart || onPaper) drawPlot(host);
 }
 
-// A chart of other numbers than metrics: { title, unit, stack, x, series: { label: numbers } }, by step.
+// A chart of other numbers than metrics: { title, unit, stack, x, series: [[label, numbers]] }, by step or by something else.
 function drawSeries(host, { series, x, ...words }) {
-  const curves = Object.entries(series).map(([label, y], colour) => ({ label, colour, x, y, points: !words.stack }));
-  placePlot(host, () => ({ ...words, xTitle: "step", linear: words.stack, zero: true, series: words.stack ? stackOf(curves) : curves }));
+  const curves = series.map(([label, y], colour) => ({ label, colour, x, y, points: !words.stack }));
+  placePlot(host, () => ({ xTitle: "step", ...words, linear: words.stack, zero: true, series: words.stack ? stackOf(curves) : curves }));
 }
 
 function drawPlot(host) {
@@ -110,7 +108,7 @@ function optionsOf(host, model, columns) {
     bands: columns.flatMap(({ area }, place) => (area ? [{ series: [place + 1, place + 2], fill: area }] : [])),
     legend: { markers: { fill: (_, place) => columns[place - 1].mark, dash: (_, place) => dashOf(columns[place - 1]) } },
     scales: {
-      x: { time: false, ...(shared && { range: shownRange }) },
+      x: { time: false, ...(shared && { range: shownRange }), ...(model.doubling && { distr: 3, log: 2 }) },
       y: isLog(model) ? { distr: 3 } : { range: { min: { pad: 0.06, soft: 0, mode }, max: { pad: 0.06, soft: percent ? 0.01 : 0, mode } } },
     },
     axes: axesOf(model),

@@ -1,7 +1,7 @@
 // The samples: which are shown, in a row or side by side, and their cards.
 
-const TOKENS_AT_ONCE = 20000; // that are put on the page before it asks
-const SAMPLES_AT_ONCE = 4000; // that are looked through before it asks
+const SAMPLES_AT_ONCE = 1000; // that are looked through before it asks
+const CARDS_AT_ONCE = 200; // that are put on the page before it asks
 const VERDICTS = { true: ["right", "✓ right"], false: ["wrong", "✗ wrong"], null: ["unscored", "– not judged"] };
 const FILTERS = { // by the name of the field: whether a sample passes
   reward_low: (value, { reward }) => reward !== null && reward >= Number(value),
@@ -13,20 +13,23 @@ const FILTERS = { // by the name of the field: whether a sample passes
 };
 const choice = byId("choice").elements, filter = byId("filter").elements;
 const part = (name) => document.querySelector("#samples ." + name);
-let shown = null; // what is chosen: its set, the places still to be looked at, the responses that wait, and counts
+let shown = null; // what is chosen: its set, the places still to be looked at, the cards that wait, and counts
 
 function startSamples() {
+  choice.set.addEventListener("input", () => { choice.beside.value = source.sets[choice.set.value].beside ?? ""; });
   for (const form of [byId("choice"), byId("filter")]) {
     form.addEventListener("input", drawSamples);
     form.addEventListener("reset", () => setTimeout(drawSamples)); // once its fields are as they were
   }
   byId("more-samples").addEventListener("click", () => showNext(shown));
+  fillPlaces();
+  choice.beside.value = source.sets[0]?.beside ?? "";
   return drawSamples();
 }
 
 // The table of queries leads here.
 async function openSamples(set, step, query) {
-  [choice.set.value, choice.scope.value] = [set, "group"];
+  [choice.set.value, choice.scope.value, choice.beside.value] = [set.number, "group", set.beside ?? ""];
   fillPlaces(step, query);
   await drawSamples();
   byId("samples").scrollIntoView();
@@ -40,13 +43,13 @@ function refreshSamples() {
 }
 
 async function drawSamples() {
-  const set = fillPlaces(), all = chosenPlaces(set), places = all.filter((row) => row.place !== null);
+  const set = fillPlaces(), all = chosenPlaces(set), places = all.filter((row) => row.isThere);
   const total = sum(places, "count"), missing = sum(all, "count") - total;
   const filters = Object.entries(FILTERS).filter(([name]) => filter[name].value !== "");
-  shown = { set, places, filters, total, missing, waiting: [], looked: 0, matched: 0, isNew: true };
+  shown = { set, places, filters, total, missing, looked: 0, matched: 0, isNew: true };
   byId("filter").querySelector("summary").textContent = filters.length ? `Filter (${filters.length} in force)` : "Filter";
   part("coverage").textContent = set.coverage;
-  part("legend").replaceChildren(...(choice.colour.value ? [legendOf(choice.colour.value)] : []));
+  part("legend").replaceChildren(...(choice.colour.value && !isEvaluation ? [legendOf(choice.colour.value)] : []));
   drawCurve(set);
   part("cards").ariaBusy = true;
   await showNext(shown);
@@ -64,7 +67,7 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   fill(choice.set, titles);
   fill(choice.beside, [["", "nothing"], ...titles]);
   const set = source.sets[choice.set.value], steps = [...set.bySteps.keys()];
-  const best = (rows, worth) => rows.filter((row) => row.place !== null).reduce((top, row) => (worth(row) >= worth(top) ? row : top), {});
+  const best = (rows, worth) => rows.filter((row) => row.isThere).reduce((top, row) => (worth(row) >= worth(top) ? row : top), {});
   const lastGood = best([...set.bySteps.values()].flat(), ({ interest = -1 }) => Math.min(interest, 2));
   fill(choice.step, steps.map((number) => [number, number]), step, lastGood.step ?? steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
@@ -76,17 +79,8 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   return set;
 }
 
-function fill(select, options, wanted = select.value, otherwise = options[0]?.[0]) {
-  select.length = options.length; // in place, so that a list that is open stays
-  options.forEach(([value, text], place) => Object.assign(select.options[place], { value, text }));
-  select.value = wanted;
-  if (select.selectedIndex < 0) select.value = otherwise ?? "";
-}
-
 // What the chosen query got in the set that is shown beside.
-function twins() {
-  return source.sets[choice.beside.value]?.byQuery.get(choice.query.value) || [];
-}
+const twins = () => source.sets[choice.beside.value]?.byQuery.get(choice.query.value) || [];
 
 function chosenPlaces(set) {
   const scope = choice.scope.value, query = choice.query.value;
@@ -100,33 +94,28 @@ function drawCurve(set) {
   const query = choice.query.value, rows = (["group", "query"].includes(choice.scope.value) && set.byQuery.get(query)) || [];
   part("curve").hidden = rows.length < 2;
   if (rows.length < 2) return;
-  const series = { "mean reward": rows.map((row) => row.mean), "share right": rows.map((row) => row.passed / row.count) };
+  const series = [["mean reward", rows.map((row) => row.mean)], ["share right", rows.map((row) => row.rate)]];
   const title = `rewards of ${query}`;
   drawSeries(part("curve"), { title, unit: "reward", x: rows.map((row) => row.step), series });
 }
 
 // Look through groups until there is enough to show, or to ask whether to go on.
 async function showMore(mine) {
-  const { places, waiting } = mine, until = mine.looked + SAMPLES_AT_ONCE, cards = [];
-  const isMore = () => waiting.length || (places.length && mine.looked < until && shown === mine);
-  for (let tokens = 0; tokens < TOKENS_AT_ONCE && isMore();) {
-    if (!waiting.length) waiting.push(...await entriesAt(mine, mine.set, places.shift()));
-    for (; waiting.length && tokens < TOKENS_AT_ONCE; tokens += waiting.shift().tokens) {
-      if (waiting[0].group !== mine.group) cards.push(element("div", "group", headOf(waiting[0])));
-      cards.push(cardOf(waiting[0]));
-      mine.group = waiting[0].group;
-    }
+  const { places } = mine, until = mine.looked + SAMPLES_AT_ONCE, made = [];
+  while (places.length && mine.looked < until && made.length < CARDS_AT_ONCE && shown === mine) {
+    const place = places.shift(), { group, cards } = await groupAt(mine, mine.set, place);
+    if (cards.length) made.push(element("div", "group", headOf(group, place)), ...cards);
   }
-  showCards(mine, cards, "cards");
+  showCards(mine, made, "cards");
 }
 
 // The same query of two sets or steps, one beside the other.
 async function showSides(mine) {
   const twin = twins().find((row) => String(row.step) === choice.beside_step.value), sides = [];
   for (const [set, place] of [[mine.set, mine.places.shift()], [source.sets[choice.beside.value], twin]]) {
-    const entries = place && place.place !== null ? await entriesAt(mine, set, place) : [];
-    const head = entries.length ? headOf(entries[0]) : element("p", "about", "no such sample of this query");
-    sides.push(element("div", "side", element("h3", "", set.title), head, entries.map(cardOf)));
+    const { group, cards } = place?.isThere ? await groupAt(mine, set, place) : {};
+    const head = group ? headOf(group, place) : element("p", "about", "no such sample of this query");
+    sides.push(element("div", "side", element("h3", "", set.title), head, cards));
   }
   mine.total = mine.looked;
   showCards(mine, sides, "cards sides");
@@ -140,38 +129,33 @@ function showCards(mine, cards, className) {
   home.append(...cards);
   home.className = className;
   home.ariaBusy = null;
-  byId("more-samples").hidden = !mine.waiting.length && !mine.places.length;
+  byId("more-samples").hidden = !mine.places.length;
   const all = mine.looked < mine.total ? `${text("looked")} looked through, of ${text("total")} samples` : `${text("total")} samples`;
-  const missing = mine.missing ? `; ${text("missing")} are not in this page: gspo view shows them` : "";
+  const missing = mine.missing ? `; ${text("missing")} are not in this page` : "";
   part("count").textContent = `${text("matched")} of ${all}${missing}`;
 }
 
-// The responses of a group that pass the filters: one entry for those that are equal.
-async function entriesAt(mine, set, place) {
+// A group, and the cards of its responses that pass the filters: one for those that are equal.
+async function groupAt(mine, set, place) {
   const group = await source.group(set.number, place.step, place.place), equal = new Map();
   const kept = group.samples.filter((sample) => mine.filters.every(([name, passes]) => passes(filter[name].value, sample, group)));
-  mine.looked += place.count;
+  mine.looked += group.samples.length;
   mine.matched += kept.length;
   kept.forEach((sample, number) => {
     const { texts, reward, finish_reason: end, failure } = sample;
     const key = filter.folded.checked ? JSON.stringify([texts.join(""), reward, end, failure]) : number;
     equal.set(key, [...(equal.get(key) || []), sample]);
   });
-  return [...equal.values()].map((copies) => {
-    const changeOf = ({ sequence_ratio: ratio }) => Math.abs(Math.log(ratio ?? 1));
-    const lead = copies.reduce((most, copy) => (changeOf(copy) > changeOf(most) ? copy : most)); // its colours have most to show
-    return { group, copies, lead, place, isTraining: set.kind === "training", tokens: lead.tokens + 20 };
-  });
+  return { group, cards: [...equal.values()].map((copies) => cardOf(copies, set.kind === "training")) };
 }
 
 // Which group it is, its prompt, where the user's words stand out, and what the data has beside it, such as the answer.
-function headOf({ group, place }) {
-  const [before, words, behind] = group.prompt;
-  const score = `${place.passed} of ${place.count} right${place.mean === null ? "" : `, mean reward ${place.mean.toPrecision(3)}`}`;
+function headOf({ query, prompt: [before, words, behind], columns }, { step, judged, passed, mean }) {
+  const score = `${passed} of ${judged} right${mean === null ? "" : `, mean reward ${mean.toPrecision(3)}`}`;
   return [
-    element("h3", "where", `step ${place.step}, query ${group.query}: ${score}`),
+    element("h3", "where", `${isEvaluation ? "" : `step ${step}, `}query ${query}: ${score}`),
     element("pre", { class: "prompt", tabindex: 0 }, before, element("span", "words", words), behind),
-    group.columns ? element("p", "columns", group.columns) : null,
+    columns ? element("p", "columns", columns) : null,
   ];
 }
 
@@ -182,15 +166,17 @@ function rewardOf(sample) {
   return `${text(sample.reward)} (${functions.map(([name, value]) => `${name} ${text(value)}`).join(", ")})`;
 }
 
+const loggedText = ([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`;
+
 const FACTS = [
   ["reward", rewardOf],
-  ["advantage", (sample) => (sample.reward === null || sample.advantage === null ? null : signed(sample.advantage))],
+  ["advantage", (sample) => (sample.reward === null || isEvaluation ? null : signed(sample.advantage))],
   ["sequence ratio s", (sample) => sample.sequence_ratio?.toFixed(5)],
   ["tokens", (sample) => sample.tokens],
   ["ended", (sample) => ({ length: "cut off at the limit", stop: "by itself" })[sample.finish_reason] || sample.finish_reason],
   ["mini-batch", (sample) => sample.mini_batch],
-  ["logged", (sample) => Object.entries(sample.extra ?? {}).map(([name, value]) => `${name}: ${value}`).join("; ") || null],
-  ["sampled after", (sample) => (sample.policy_version === null ? null : `${sample.policy_version} updates`)],
+  ["logged", (sample) => Object.entries(sample.extra ?? {}).map(loggedText).join("; ") || null],
+  ["sampled after", (sample) => (isEvaluation ? null : `${sample.policy_version} updates`)],
 ];
 
 function clippingOf({ clipped, reward, mini_batch: trained, sequence_ratio: ratio }) {
@@ -198,7 +184,10 @@ function clippingOf({ clipped, reward, mini_batch: trained, sequence_ratio: rati
   return clipped === null && ratio === null && trained === null ? `not trained: ${reward === null ? "no reward" : "advantage 0"}` : null;
 }
 
-function cardOf({ copies, lead, isTraining }) {
+// Of equal responses, in the colours of the one that has changed most.
+function cardOf(copies, isTraining) {
+  const changeOf = ({ sequence_ratio: ratio }) => Math.abs(Math.log(ratio ?? 1));
+  const lead = copies.reduce((most, copy) => (changeOf(copy) > changeOf(most) ? copy : most));
   const [kind, verdict] = VERDICTS[lead.passed];
   const distinct = (of) => [...new Set(copies.map(of))].filter((value) => value !== null && value !== undefined);
   const notes = [...(copies.length > 1 ? [`× ${copies.length} equal responses`] : []), ...(isTraining ? distinct(clippingOf) : [])];

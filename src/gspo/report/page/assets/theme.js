@@ -2,19 +2,9 @@
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let onPaper = false;
-
-function cssOf(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function colourOf(number) {
-  const lines = cssOf("--lines").split(" ");
-  return lines[number % lines.length];
-}
-
-function withOpacity(colour, opacity) {
-  return colour + Math.round(255 * opacity).toString(16).padStart(2, "0");
-}
+const cssOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colourOf = (number) => cssOf(`--line-${number % 7}`);
+const withOpacity = (colour, opacity) => colour + Math.round(255 * opacity).toString(16).padStart(2, "0");
 
 // On paper all charts are there, those of closed families too.
 function startTheme() {
