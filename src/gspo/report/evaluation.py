@@ -3,18 +3,20 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
 from gspo.evaluation.compare import Evaluation, compare
+from gspo.evaluation.journal import EVALUATION_FILE, FORMAT
 from gspo.recipe.yaml_text import leaves
 from gspo.report.page.data import rounded
 from gspo.report.page.write import MAX_BYTES, filled, replace_page, script_json
 from gspo.report.sample_sets import Contents, fitting, index_of, shown_group, step_of
-from gspo.report.samples import Groups, Sample, by_query
-from gspo.evaluation.journal import EVALUATION_FILE, FORMAT
+from gspo.report.samples import Groups, by_query
 
+_passes = itemgetter("passed")  # what a response got
 _NO_RESPONSES: dict[str, Any] = {"responses": []}
 
 
@@ -63,10 +65,6 @@ def _document(evaluations: Sequence[Evaluation], labels: Sequence[str]) -> str:
     }
     title = f"evaluation of {labels[0] if len(labels) == 1 else f'{len(labels)} models'}"
     return filled("evaluation", title, script_json(data), sets)
-
-
-def _passes(response: Sample) -> bool | None:
-    return response["passed"]
 
 
 def _contents(groups: Groups, max_bytes: int) -> tuple[Contents, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from gspo.errors import UserError
-from gspo.report.page.write import distinct, document, page_json
+from gspo.report.page.data import run_data
+from gspo.report.page.write import distinct, document, script_json
 from gspo.report.run_files import Waiting, read_run
 from gspo.report.sample_sets import SampleSet, file_state, sample_sets
 from gspo.run.lock import is_locked
@@ -59,7 +60,7 @@ class Viewer:
         runs = [read_run(path) for path in self._paths]
         for samples in sample_sets(runs):
             self._sets.setdefault((samples.path, samples.evaluated), samples)
-        return page_json(runs, live=True)
+        return script_json(run_data(runs, live=True))
 
 
 class Server(ThreadingHTTPServer):

@@ -257,22 +257,6 @@ def test_the_cursor_is_in_all_charts_at_once(page: Tab) -> None:
     assert [page.run(where, title) for title in ("Response length", "Responses cut off")] == ["3", "3"]
 
 
-def test_a_table_has_the_numbers_of_the_steps_in_view(page: Tab) -> None:
-    page.set("#view [name=from]", 4)
-    page.run("document.querySelector('#steps').open = true")
-    rows = page.wait(
-        "const rows = [...document.querySelectorAll('#steps tr')];"
-        "return rows.length && rows.map((row) => [...row.cells].map((one) => one.innerText))"
-    )
-    heads, *steps = rows
-    assert [row[0] for row in steps] == ["4", "5", "6"]
-    column = next(place for place, text in enumerate(heads) if "response/mean_tokens" in text)
-    assert [row[column] for row in steps] == ["30.04", "30.05", "30.06"] and "mean length" in heads[column]
-    entropy = next(place for place, text in enumerate(heads) if "policy/entropy" in text)
-    assert [row[entropy] for row in steps] == ["–", "1.55", "1.56"]  # a gap is no 0
-    page.run("document.querySelector('#steps').open = false")
-
-
 def test_any_other_number_can_be_drawn_with_its_definition(page: Tab) -> None:
     page.set("#other", "reward/std")
     assert shown(page, "reward/std")["columns"][1][1:] == metric("reward/std")
@@ -311,7 +295,7 @@ def test_the_colours_are_those_of_the_theme_and_on_paper_light(page: Tab) -> Non
 
 def test_on_paper_what_is_operated_is_hidden_and_what_is_read_is_whole(page: Tab) -> None:
     shown_of = "return document.querySelector(arguments[0]).checkVisibility()"
-    hidden = ("body > nav", "#view", "#which", "#choice", "#filter", "#metrics", "#other", "#steps")
+    hidden = ("body > nav", "#view", "#which", "#choice", "#filter", "#metrics", "#other")
     with page.media("print"):
         assert [selector for selector in hidden if page.run(shown_of, selector)] == []
         assert (
@@ -432,7 +416,7 @@ def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path
         tab.set("#other", "reward/std")
         tab.find("#which [name=text]").send_keys("half a wo")
         tab.run(
-            "window.same = true; document.querySelector('#steps').open = true;"
+            "window.same = true;"
             "document.querySelectorAll('#overview details, #recipe details').forEach((one) => { one.open = true; });"
             "document.querySelector('#view [name=to]').value = '9';"
             "document.querySelector('#overview summary').focus();"
@@ -448,11 +432,10 @@ def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path
             "const value = (selector) => document.querySelector(selector).value;"
             "return [value('#which [name=text]'), value('#view [name=to]'), value('#other'),"
             "String(getSelection()).length > 9,"
-            "document.querySelectorAll('#overview [open], #recipe [open], #steps[open]').length,"
-            "document.querySelectorAll('#steps tbody tr').length,"
+            "document.querySelectorAll('#overview [open], #recipe [open]').length,"
             "document.activeElement === document.querySelector('#overview summary')]"
         )
-        assert kept == ["half a wo", "9", "reward/std", True, 4, 6, True]
+        assert kept == ["half a wo", "9", "reward/std", True, 3, True]
     finally:
         server.shutdown()
         server.server_close()

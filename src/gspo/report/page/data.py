@@ -90,7 +90,7 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
     minutes = [rounded(line.get("time/elapsed_seconds", 0) / 60) for line in run.lines]
     # The tokens so far are their rate times the time that it is of, summed.
     time = f"time/{'total' if section(run.recipe, 'rollout').get('max_staleness') else 'rollout'}_seconds"
-    tokens = accumulate(_number(line.get(_GENERATED)) * _number(line.get(time)) for line in run.lines)
+    tokens = accumulate((rounded(line.get(_GENERATED)) or 0) * (rounded(line.get(time)) or 0) for line in run.lines)
     return {
         "label": label,
         "seed": str(run.recipe.get("seed", "?")),
@@ -111,10 +111,6 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
         "columns": {name: column for name, column in columns.items() if column != [None] * len(run.lines)},
         "cold_start": {name: [rounded(line[name]) for line in run.cold_start] for name in ("step", "loss")},
     }
-
-
-def _number(value: Any) -> float:
-    return value if is_number(value) else 0.0
 
 
 def _definitions(metrics: Iterable[str]) -> dict[str, tuple[str, str, str]]:

@@ -43,7 +43,7 @@ def document(runs: Sequence[RunFiles], *, live: bool = False) -> str:
     contents = [samples.contents(MAX_BYTES // len(sets)) for samples in sets]
     pairs = [(samples.index(own), own) for samples, own in zip(sets, contents, strict=True)]
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return filled("run", title, page_json(runs, live=live), pairs, live=live)
+    return filled("run", title, script_json(run_data(runs, live=live)), pairs, live=live)
 
 
 def filled(kind: str, title: str, data: str, sets: Sequence[tuple[Any, Contents]], *, live: bool = False) -> str:
@@ -62,11 +62,6 @@ def filled(kind: str, title: str, data: str, sets: Sequence[tuple[Any, Contents]
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))  # once: a part is left as it is
     return text.encode(errors="replace").decode()  # half a character becomes a question mark
-
-
-def page_json(runs: Sequence[RunFiles], *, live: bool = False) -> str:
-    """All that the page shows but the samples."""
-    return script_json(run_data(runs, live=live))
 
 
 def script_json(content: Any) -> str:

@@ -85,24 +85,6 @@ function showOther() {
   figure.replaceChildren(...(metric ? chartOf(() => anyModel(metric)) : []));
 }
 
-// The numbers of the charts without their pictures: a row a step, of the steps in view.
-function showTable() {
-  if (!byId("steps").open) return;
-  const specs = Object.values(CHARTS).flat().filter((spec) => !spec.cold), scores = page.measures.map(([name, words]) => [name, words]);
-  const lines = specs.flatMap((spec) => spec.lines.map(([name, words]) => [name, words, spec.scale]));
-  const columns = [...scores, ...lines].filter(([name]) => arms.some((arm) => seriesOf(arm, name)));
-  const rows = arms.flatMap((arm) => rowsInView(arm, columns)).sort((row, next) => row[0] - next[0]), every = Math.ceil(rows.length / 300);
-  const heads = columns.map(([name, words]) => element("span", "", words, element("br", ""), element("code", "", name)));
-  const kept = rows.filter((_, place) => place % every === 0 || place === rows.length - 1);
-  renew(homeOf("steps"), tableOf(["step", "arm", ...heads], kept));
-}
-
-function rowsInView(arm, columns) {
-  const [low, high] = shownRange(), x = xOf(arm), lines = columns.map(([name, , scale]) => lineOf(seriesOf(arm, name), {}, scale));
-  const row = (step, place) => [step, arm.label, ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place]))];
-  return arm.steps.map(row).filter((_, place) => x[place] >= low && x[place] <= high);
-}
-
 // An x axis can be chosen that all runs have numbers of.
 function showAxes() {
   for (const option of view.axis.options) {
@@ -132,7 +114,7 @@ function showDefinitions() {
 
 function showAll(data) {
   load(data);
-  for (const show of [showOverview, showAxes, showCharts, showOther, showTable, showRecipes, showDefinitions, repaintAll]) show();
+  for (const show of [showOverview, showAxes, showCharts, showOther, showRecipes, showDefinitions, repaintAll]) show();
 }
 
 function startForms() {
@@ -142,7 +124,6 @@ function startForms() {
     if (target === view.axis) view.from.value = view.to.value = "";
     changed();
   });
-  byId("steps").addEventListener("toggle", showTable);
   byId("other").addEventListener("change", showOther);
 }
 

@@ -165,7 +165,6 @@ function zoom(from, to) {
 
 function showRange() {
   for (const { chart } of allPlots()) if (chart?.model.shared) chart.setScale("x", { min: 0, max: 1 }); // which asks shownRange
-  showTable();
 }
 
 function numberText(value, { percent, digits = 4 } = {}) {
