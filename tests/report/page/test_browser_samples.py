@@ -12,6 +12,7 @@ from tests.report.page.browser import By, Keys, Tab
 from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe, sample, write_run
 
 from gspo.errors import UserError
+from gspo.report.page import write
 from gspo.report.sample_sets import SampleSet
 from gspo.report.view import Server
 
@@ -315,3 +316,14 @@ def test_the_samples_of_each_evaluated_set_are_chosen_by_it(tab: Tab, tmp_path: 
         assert [one["text"] for one in choose(tab, set=place)] == [f"of {name}"]
         tab.set("#which [name=set]", place)
         assert tab.find(".queries tbody button").text == f"{name}:1"
+
+
+def test_of_samples_that_the_page_does_not_have_it_says_how_many(
+    tab: Tab, sampled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "MAX_BYTES", 3_000)  # for the sets of training and of the evaluation: step 2 alone
+    tab.open(sampled)
+    assert choose(tab, step=1, query="q:1", beside="") == []
+    assert tab.find("#samples .count").text == "0 of 0 samples; 5 are not in this page"
+    assert texts(tab, step=2) == ["late"] and "gspo view" in tab.find("#samples .coverage").text
+    assert tab.messages() == []
