@@ -240,8 +240,7 @@ def _run(recipe: "Recipe", *, resume: bool, overwrite: bool = False) -> int:
         return 0
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
-    diagnoses = {name: text for name, text in outcome.diagnoses.items() if name not in display.just_shown}
-    results = outcome.metrics, diagnoses, outcome.model, outcome.seconds
+    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
     display.note(summary(*results, signal=outcome.signal, reason=outcome.reason, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 

@@ -26,7 +26,7 @@ from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
 from gspo.run.run import Run
-from gspo.run.summary import evaluation_summary, failure_summary
+from gspo.run.summary import evaluation_summary, failure_summary, step_line
 from gspo.types import Query, Sample
 
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
@@ -63,7 +63,7 @@ class Recorder:
     def cold_step(self, loss: float, report: StepReport, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
         step = progress.steps + 1
-        self._run.display.cold_step(step, loss)
+        self._run.display.step(step, f"loss {loss:.3f}")
         line = {"step": step, "loss": loss, "learning_rate": report.learning_rate, "applied": report.applied}
         self._run.directory.append("cold_start.jsonl", line)
         counts = _skipped_in_a_row(progress, [report.applied])
@@ -94,7 +94,7 @@ class Recorder:
             # What is ahead beyond that is the rest of a batch of the order, which is not asked for yet.
             metrics |= source_metrics(run.progress.ahead[:most], run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
-        run.display.step(step, line)
+        run.display.step(step, step_line(line))
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
         after = self._hooked(progress, line, batch.samples)
@@ -204,7 +204,8 @@ class Recorder:
         """The earlier diagnoses and those of now, of which the new ones are shown."""
         find = early_diagnoses if is_early else diagnoses
         sentences = find([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
-        self._run.display.diagnoses(sentences, new=[name for name in sentences if name not in earlier])
+        for sentence in [sentence for name, sentence in sentences.items() if name not in earlier]:
+            self._run.display.note(f"diagnosis: {sentence}", style="yellow")
         return {**earlier, **sentences}
 
 
