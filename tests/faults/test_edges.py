@@ -139,6 +139,6 @@ def test_what_makes_a_resume_inexact_is_said(laboratory: Laboratory) -> None:
     with (laboratory.home / "reward.py").open("a") as file:
         file.write("# another thought\n")
     assert laboratory.resume("actor.micro_batch_tokens=100") == 0, laboratory.said
-    assert "NOT an exact resume: actor.micro_batch_tokens: was 16384, is 100" in laboratory.said
+    assert "NOT an exact resume: actor.micro_batch_tokens was 16384, is 100" in laboratory.said
     assert "NOT an exact resume: code of reward score was" in laboratory.said
     assert "resumed from" not in laboratory.said and "goes on from" in laboratory.said

@@ -101,10 +101,10 @@ def test_every_key_that_may_not_change_is_named_with_what_it_was_and_is(refused:
     changes = ["seed=5", "actor.optimizer.lr=1e-4", "rollout.group_size=2", "reward.0.weight=2", "steps=9"]
     message = refused(recipe_of(*changes))
     for line in (
-        "seed: was 0, is 5",
-        "actor.optimizer.lr: was 0.001, is 0.0001",
-        "rollout.group_size: was 4, is 2",
-        "reward.0.weight: was 1.0, is 2.0",
+        "seed was 0, is 5",
+        "actor.optimizer.lr was 0.001, is 0.0001",
+        "rollout.group_size was 4, is 2",
+        "reward.0.weight was 1.0, is 2.0",
     ):
         assert f"    {line}\n" in message
     what, _, advice = message.partition("fix: ")
@@ -122,7 +122,7 @@ def test_keys_that_change_nothing_that_is_learned_may_change_and_are_said() -> N
     train(recipe_of("steps=1"))
     changes = ["steps=2", "checkpoint.keep=5", "reward.0.time_limit_seconds=9", "actor.optimizer.schedule=constant"]
     said = train(recipe_of(*changes), resume=True)
-    for line in ("steps: was 1, is 2", "checkpoint.keep: was 2, is 5", "reward.0.time_limit_seconds: was 60.0, is 9.0"):
+    for line in ("steps was 1, is 2", "checkpoint.keep was 2, is 5", "reward.0.time_limit_seconds was 60.0, is 9.0"):
         assert f"changed since: {line}\n" in said
     assert said.count("changed since") == 3 and "stretched" not in said
     assert load_recipe(RUN / "recipe.yaml") == recipe_of(*changes)
@@ -190,16 +190,9 @@ def test_a_run_of_yesterday_whose_prompts_have_a_date_is_resumed(templated: Any)
     assert {line["prompt"][:15] for line in lines} == {"01 January 2026"}
 
 
-@pytest.mark.parametrize(("before", "after"), [("[{{", "<{{"), ("%d %B", "%B %d"), ("]{%", "]\n{%")])
-def test_a_refusal_for_other_prompts_shows_one_as_it_was_and_is(
-    before: str, after: str, templated: Any, refused: Any
-) -> None:
+def test_other_tokens_of_the_same_queries_are_refused(templated: Any, refused: Any) -> None:
     train(templated(DATED, 1))
-    assert before in DATED
-    message = refused(templated(DATED.replace(before, after), 2))
-    was, now_is = (json.loads(text) for text in re.findall(r'(?:was|is) ("(?:[^"\\]|\\.)*")', message)[:2])
-    assert was != now_is and re.search(r"the prompt of rows\.jsonl:\d was", message)
-    assert {was[:2], now_is[:2]} <= {"01", "Ja"} and " + " in was and " + " in now_is
+    assert "the queries have other tokens than they had" in refused(templated(DATED.replace("]{%", "]\n{%"), 2))
 
 
 ODD = [{**row, "score": math.nan, "entry": {"a": [-math.inf, "\ud83d"]}, "te\ud800xt": 1} for row in ROWS]

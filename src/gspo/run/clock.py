@@ -1,11 +1,8 @@
 """The seconds of a run, and of each stage of the step under way."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 class Clock:
@@ -42,14 +39,3 @@ class Clock:
         """Count seconds to another stage than the one within which they passed."""
         self.seconds[source] -= seconds
         self.seconds[target] = self.seconds.get(target, 0.0) + seconds
-
-    def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
-        """The values; the time that it takes to make them is added to a stage, that of the loop's body is not."""
-        iterator = iter(values)
-        while True:
-            with self.stage(name):
-                try:
-                    value = next(iterator)
-                except StopIteration:
-                    return
-            yield value

@@ -1,11 +1,9 @@
 """Resuming a run that has ended before its time: what may be resumed, and putting it back."""
 
-import hashlib
 import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.changes import Changes, changes, differences
+from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
 from gspo.run.checkpoint.store import (
     COLD_START,
     RECIPE,
@@ -27,12 +25,13 @@ from gspo.run.checkpoint.store import (
     DamagedError,
     Position,
     Store,
+    digest,
     set_aside,
     verified,
 )
 from gspo.run.directory import RunDirectory
 from gspo.run.place import is_free
-from gspo.run.plain_files import clear, read_json_lines, rollout_files
+from gspo.run.plain_files import clear
 from gspo.run.progress import Progress, decode
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
@@ -70,27 +69,26 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
 
 def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Tensor], queries: QuerySet) -> Progress:
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
-    environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
+    where, environment = str(saved.path), saved.manifest["environment"]
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
-        fix = f"restore the tokenizer and its chat template as they were; {new_run}"
-        what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
+        fix = f"restore the tokenizer and its chat template as they were; {_new_run(saved.path, recipe)}"
+        what = "the queries have other tokens than they had (rollouts/ has the prompts as they were)"
         raise UserError(what, where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
-        raise UserError(what, where=str(saved.path), fix=fix)
+        raise UserError(what, where=where, fix=fix)
     try:
         text = (saved.path / STATE).read_text(encoding="utf-8")
         progress = decode(text, tensors_of(saved.path, "records"), {query.id: query for query in queries.train})
         assert isinstance(progress, Progress)
-    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, RecursionError):
+    except (TypeError, ValueError, LookupError, AssertionError):
         what = f"it was saved by an earlier gspo ({environment['gspo']}), in a form that this one does not read"
-        raise UserError(what, where=str(saved.path), fix=f"go on with that one; {new_run}") from None
+        raise UserError(what, where=where, fix=f"go on with that one; {_new_run(saved.path, recipe)}") from None
     if not saved.is_cold_start and progress.position > Position(recipe.steps):
         what = f"the run has come to {progress.position}, which is further than steps={recipe.steps}"
-        raise UserError(
-            what, where="steps", fix=f"set steps to {progress.steps + (progress.batch is not None)} or more"
-        )
+        fix = f"set steps to {progress.steps + (progress.batch is not None)} or more"
+        raise UserError(what, where="steps", fix=fix)
     return progress
 
 
@@ -116,9 +114,10 @@ def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Checkpoint
         note(f"no checkpoint in {directory.checkpoints} yet: from the start")
 
 
-def inexactness(saved: Checkpoint, recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
-    """A line for each change since then for which the run may not be bit by bit the one it would have been."""
-    return [*_changes_since(saved.path, recipe).rounding, *differences(saved.manifest["environment"], environment)]
+def rounding_changes(saved: Checkpoint, recipe: Recipe, environment: Mapping[str, str]) -> list[Change]:
+    """The changes since then for which the run may not be bit by bit the one it would have been."""
+    of_recipe = [change for change in _changes_since(saved.path, recipe) if change.effect == "rounding"]
+    return [*of_recipe, *environment_changes(saved.manifest["environment"], environment)]
 
 
 def finished_cold_start(run: Path) -> Checkpoint | None:
@@ -138,10 +137,7 @@ def check_rows(
     rows = rows.of_first(saved.manifest.get("num_streamed", 0))
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs, sets):
         fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
-        what = "the queries are not those the run was trained on so far"
-        if num_repetitions := sum(row.num_repetitions for row in (*rows.train, *rows.held_out)):
-            what += f"; {num_repetitions:,} rows repeat others, which earlier versions took for questions of their own"
-        raise UserError(what, where="queries", fix=fix)
+        raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 
 def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()) -> str:
@@ -154,31 +150,14 @@ def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[S
 
 def contents_digest(contents: Sequence[Any]) -> str:
     """SHA-256 over values as JSON has them; of what it does not have, over the text without an address in it."""
-    digest = hashlib.sha256()
-    for content in contents:
-        text = json.dumps(content, default=lambda value: _ADDRESS.sub("", str(value)))
-        digest.update(f"{text}\n".encode())
-    return digest.hexdigest()
+    texts = (json.dumps(content, default=lambda value: _ADDRESS.sub("", str(value))) for content in contents)
+    return digest(f"{text}\n".encode() for text in texts)
 
 
 def tokens_digest(queries: QuerySet) -> str:
     """SHA-256 over the tokens of all queries, trained on and held out."""
-    digest = hashlib.sha256()
-    for query in (*queries.train, *queries.held_out):
-        digest.update(array("q", [len(query.prompt_ids), *query.prompt_ids]).tobytes())
-    return digest.hexdigest()
-
-
-def _changed_prompt(run: Path, queries: QuerySet) -> str:
-    """A prompt of the run's responses that is another text now, with both from shortly before they differ."""
-    now = {query.id: query.text for query in (*queries.train, *queries.held_out)}
-    for line in (line for path in rollout_files(run).values() for line in read_json_lines(path)[0]):
-        both = line["prompt"], now.get(line["query"], line["prompt"])
-        if both[0] != both[1]:
-            start = max(0, len(commonprefix(both)) - 40)  # noqa: RUF071 - characters are meant
-            was, now_is = (json.dumps(text[start : start + 120], ensure_ascii=False) for text in both)
-            return f"the prompt of {line['query']} was {was}, and is {now_is}"
-    return "their texts are, as far as responses show, the same"
+    prompts = (query.prompt_ids for query in (*queries.train, *queries.held_out))
+    return digest(array("q", [len(ids), *ids]).tobytes() for ids in prompts)
 
 
 def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
@@ -199,24 +178,22 @@ def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
 def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
     """Note what has changed since the recipe saved there; UserError for what may not."""
     changed = _changes_since(saved, recipe)
-    if changed.refused:
-        lines = "".join(f"\n    {line}" for line in changed.refused)
-        fix = "set these keys back"
-        if (saved / "model").is_dir():
-            fix += f"; {_new_run(saved, recipe)}"
+    if refused := [change for change in changed if change.effect == "another run"]:
+        lines = "".join(f"\n    {change}" for change in refused)
+        fix = "set these keys back" + (f"; {_new_run(saved, recipe)}" if (saved / "model").is_dir() else "")
         what = f"it is not the one that the run in {saved} was made with, and would make another run:{lines}"
         raise UserError(what, where="recipe", fix=fix)
-    for line in changed.safe:
-        if not line.startswith(("output_dir:", "name:")):  # where it lies, as it was just named
-            note(f"changed since: {line}")
+    for change in changed:
+        if change.effect == "none" and change.key not in ("output_dir", "name"):  # where it lies, as it was just named
+            note(f"changed since: {change}")
     schedule = recipe.actor.optimizer.schedule
-    if schedule != "constant" and any(line.startswith("steps:") for line in changed.safe):
+    if schedule != "constant" and any(change.key == "steps" for change in changed):
         note(f"the {schedule} schedule of the learning rate is stretched over the new number of steps")
 
 
-def _changes_since(saved: Path, recipe: Recipe) -> Changes:
+def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
     then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
-    return changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    return recipe_changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
 
 
 def _new_run(home: Path, recipe: Recipe) -> str:

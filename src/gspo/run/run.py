@@ -30,10 +30,10 @@ from gspo.run.place import check_place, how_to_resume, move_old_run, put_back
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
-    inexactness,
     reopen,
     restore_directory,
     restore_progress,
+    rounding_changes,
     rows_digest,
     tokens_digest,
 )
@@ -283,11 +283,11 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
 def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
     """Say from where the run goes on, and what is not as it was."""
     note, recipe = run.display.note, run.recipe
-    inexact = inexactness(saved, recipe, run.about["environment"])
-    for line in inexact:
-        is_missed = line.startswith("code of hook on_step was ") and line.endswith(" is None")
+    inexact = rounding_changes(saved, recipe, run.about["environment"])
+    for change in inexact:
+        is_missed = change.key == "code of hook on_step" and change.now is None
         missed = "; it is not called: from Python, give on_step= again" if is_missed else ""
-        note(f"NOT an exact resume: {line}{missed}")
+        note(f"NOT an exact resume: {change}{missed}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gspo.recipe.load import dump_recipe, load_recipe
-from gspo.run.checkpoint.changes import Changes, changes
+from gspo.run.checkpoint.changes import recipe_changes
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 SAFE = {
@@ -46,7 +46,6 @@ for server in ("rollout.vllm", "rollout.sglang"):
     SAFE |= {f"{server}.{name}" for name in ("python", "urls", "devices", "weights", "weights_dir")}
     SAFE |= {f"{server}.start_seconds", f"{server}.request_seconds"}
     ROUNDING |= {f"{server}.dtype", f"{server}.options"}
-NONE = Changes(safe=[], rounding=[], refused=[])
 
 
 def tree(*overrides: str) -> dict[str, Any]:
@@ -63,43 +62,44 @@ def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_every_key_of_a_recipe_is_refused_unless_it_is_known_to_change_nothing_that_is_learned() -> None:
-    safe, rounding, then = set(), set(), tree()
+    by_effect: dict[str, set[str]] = {"none": set(), "rounding": set(), "another run": set()}
+    then = tree()
     for path in leaves(then):
         changed = node = copy.deepcopy(then)
         for key in path[:-1]:
             node = node[key]
         old, node[path[-1]] = node[path[-1]], "changed"
-        found, name = changes(then, changed), ".".join(map(str, path))
-        assert [*found.safe, *found.rounding, *found.refused] == [f"{name}: was {old}, is changed"]
-        safe |= {name} if found.safe else set()
-        rounding |= {name} if found.rounding else set()
-    assert (safe, rounding) == (SAFE, ROUNDING)
+        (found,), name = recipe_changes(then, changed), ".".join(map(str, path))
+        assert str(found) == f"{name} was {old}, is changed"
+        by_effect[found.effect].add(name)
+    assert (by_effect["none"], by_effect["rounding"]) == (SAFE, ROUNDING)
 
 
 def test_nothing_has_changed_in_the_same_recipe() -> None:
-    assert changes(tree(), tree()) == NONE
+    assert recipe_changes(tree(), tree()) == []
 
 
 @pytest.mark.parametrize(
     ("override", "unsafe"),
     [
-        ("reward.1.options={pattern: a}", ["reward.1.options: was {}", "reward.1.options.pattern: was None, is a"]),
-        ("reward=[]", ["reward.0.function: was reasoning_gym, is None", "reward.1.weight: was 0.5, is None"]),
-        ("reward.0.options={every: 1}", ["reward.0.options.every: was None, is 1"]),
-        ("model.architecture.num_experts=4", ["model.architecture.num_experts: was None, is 4"]),
-        ("queries.procedural.min_terms=3", ["queries.procedural.min_terms: was 2, is 3"]),
-        ("actor.optimizer.betas=[0.9, 0.95]", ["actor.optimizer.betas.1: was 0.99, is 0.95"]),
-        ("rollout.stop_tokens=['7']", ["rollout.stop_tokens.0: was None, is 7"]),
-        ("seed=1", ["seed: was 0, is 1"]),
+        ("reward.1.options={pattern: a}", ["reward.1.options was {}", "reward.1.options.pattern was None, is a"]),
+        ("reward=[]", ["reward.0.function was reasoning_gym, is None", "reward.1.weight was 0.5, is None"]),
+        ("reward.0.options={every: 1}", ["reward.0.options.every was None, is 1"]),
+        ("model.architecture.num_experts=4", ["model.architecture.num_experts was None, is 4"]),
+        ("queries.procedural.min_terms=3", ["queries.procedural.min_terms was 2, is 3"]),
+        ("actor.optimizer.betas=[0.9, 0.95]", ["actor.optimizer.betas.1 was 0.99, is 0.95"]),
+        ("rollout.stop_tokens=['7']", ["rollout.stop_tokens.0 was None, is 7"]),
+        ("seed=1", ["seed was 0, is 1"]),
     ],
 )
 def test_what_comes_goes_or_moves_is_named_with_what_it_was_and_is(override: str, unsafe: list[str]) -> None:
-    found = changes(tree(), tree(override))
-    assert [line for line in unsafe if not any(one.startswith(line) for one in found.refused)] == []
-    assert not [line for line in found.safe if "concurrent" not in line and "time_limit" not in line]
+    found = recipe_changes(tree(), tree(override))
+    refused = [str(change) for change in found if change.effect == "another run"]
+    assert [line for line in unsafe if not any(one.startswith(line) for one in refused)] == []
+    assert all(change.effect == "another run" or change.key.endswith(("calls", "seconds")) for change in found)
 
 
 def test_a_key_that_a_later_version_has_added_with_none_is_no_change() -> None:
     then = tree()
     del then["reward"][0]["concurrent_calls"], then["queries"]["system"]
-    assert changes(then, tree()) == NONE
+    assert recipe_changes(then, tree()) == []

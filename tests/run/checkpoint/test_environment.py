@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from gspo.learner.trainer import Trainer
 from gspo.model.policy import Policy
 from gspo.reward.functions import Reward, load_functions
-from gspo.run.checkpoint.changes import differences, environment
+from gspo.run.checkpoint.changes import environment, environment_changes
 
 NewPolicy = Callable[..., Policy]
 ENGINE = {"engine": "embedded"}
@@ -20,6 +20,10 @@ def trainer_of(policy: Policy) -> Trainer:
     trainer = Trainer()
     trainer.policy = policy
     return trainer
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [str(change) for change in environment_changes(then, now)]
 
 
 def test_libraries_processor_and_threads_are_noted_as_text(new_policy: NewPolicy) -> None:

@@ -1,6 +1,5 @@
 """What may differ between a run and its resumption: keys of the recipe, and what else decides a number's last bit."""
 
-import hashlib
 import inspect
 import platform
 import re
@@ -8,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from gspo.learner.trainer import Trainer
 from gspo.reward.calls import RewardFunction
+from gspo.run.checkpoint.store import digest
 from gspo.run.hooks import Hook
 
 # None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
@@ -36,25 +36,38 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
-    """Lines `key: was …, is …`, by what the change does to a run.
+class Change:
+    """A key of the recipe, or an entry of the environment, that is not what it was, and what that does to a run.
 
-    Example: Changes(safe=["steps: was 100, is 200"], rounding=[], refused=["seed: was 0, is 1"])
+    Example: str(Change(key="steps", was=100, now=200, effect="none")) == "steps was 100, is 200"
     """
 
-    safe: Sequence[str]
-    rounding: Sequence[str]  # may be made, but the run is no longer bit by bit the one it would have been
-    refused: Sequence[str]
+    key: str
+    was: Any  # None: it was not there
+    now: Any
+    effect: Literal["none", "rounding", "another run"]  # rounding: no longer bit by bit the run it would have been
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.was}, is {self.now}"
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+def recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """What differs between two recipes given as nested mappings."""
-    before, after = dict(_leaves(then)), dict(_leaves(now))
-    lines = {key: f"{key}: was {was}, is {value}" for key, was, value in _different(before, after)}
-    safe = [lines[key] for key in lines if _SAFE.fullmatch(key)]
-    rounding = [lines[key] for key in lines if _ROUNDING.fullmatch(key) and not _SAFE.fullmatch(key)]
-    refused = [line for line in lines.values() if line not in safe and line not in rounding]
-    return Changes(safe=safe, rounding=rounding, refused=refused)
+    return [
+        Change(key=key, was=was, now=value, effect=_effect(key))
+        for key, was, value in _different(dict(_leaves(then)), dict(_leaves(now)))
+    ]
+
+
+def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
+    """What differs between two environments, by name."""
+    return [Change(key=key, was=was, now=value, effect="rounding") for key, was, value in sorted(_different(then, now))]
+
+
+def _effect(key: str) -> Literal["none", "rounding", "another run"]:
+    if _SAFE.fullmatch(key):
+        return "none"
+    return "rounding" if _ROUNDING.fullmatch(key) else "another run"
 
 
 def environment(
@@ -76,11 +89,6 @@ def environment(
         **{f"code of reward {function.name}": f"{code_of(function.call)}{function.settings}" for function in functions},
         **{f"code of hook {name}": code_of(hook) for name, hook in hooks.items()},
     }
-
-
-def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """A line for each entry of two environments that has changed."""
-    return sorted(f"{name} was {was}, is {value}" for name, was, value in _different(then, now))
 
 
 def _different(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -105,14 +113,13 @@ def code_of(call: Any) -> str:
             text = inspect.getsource(call)
         else:
             text = Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8")
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([text.encode()])[:16]
     except (OSError, TypeError, UnicodeDecodeError):  # an object that is called, or made on the fly
         return "unknown"
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

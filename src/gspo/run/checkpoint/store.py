@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Store:
 
     def positions(self) -> list[Position]:
         """Of all checkpoints, whole or not, the oldest first."""
-        return sorted(position for name in self._names() if (position := position_of(name)) is not None)
+        return sorted(filter(None, map(position_of, self._names())))
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None where there is none at all.
@@ -102,8 +102,7 @@ class Store:
 
     def others(self) -> list[str]:
         """The names of those that were set aside as damaged, or that another version of gspo has made."""
-        named = sorted(name for name in self._names() if re.search(r"_\d", name) and position_of(name) is None)
-        return [name for name in named if not name.startswith(_UNFINISHED)]
+        return sorted(name for name in self._names() if name.startswith(("step_", _DAMAGED)) and not position_of(name))
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep`."""
@@ -134,9 +133,10 @@ def seal(directory: Path, about: Mapping[str, Any]) -> None:
     for path in sorted(directory.rglob("*")):
         sync(path)
         if path.is_file():
-            files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "sha256": _digest_of_file(path)}
     content = {**about, "files": files}
-    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1)
+    text = json.dumps({"sha256": _digest_of_content(content), "content": content}, indent=1)
     (directory / MANIFEST).write_text(text, encoding="utf-8")
     sync(directory / MANIFEST)
     sync(directory)
@@ -148,13 +148,13 @@ def verified(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         content: dict[str, Any] = manifest["content"]
-        if manifest["sha256"] != _digest(content):
+        if manifest["sha256"] != _digest_of_content(content):
             raise DamagedError(f"{MANIFEST} is not as it was written")
         for name, entry in content["files"].items():
             size = (directory / name).stat().st_size
             if size != entry["bytes"]:
                 raise DamagedError(f"{name} has {size:,} bytes, not {entry['bytes']:,}")
-            if sha256(directory / name) != entry["sha256"]:
+            if _digest_of_file(directory / name) != entry["sha256"]:
                 raise DamagedError(f"{name} is not as it was written (SHA-256)")
     except FileNotFoundError:
         raise DamagedError(f"{name} is missing") from None
@@ -186,13 +186,21 @@ def remove(directory: Path) -> None:
     clear(doomed)
 
 
-def sha256(path: Path) -> str:
-    """A file's SHA-256, read from the disk where the system lets us drop its cached bytes."""
+def digest(parts: Iterable[bytes]) -> str:
+    """SHA-256 over bytes, one after the other."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    """Of what is on the disk, where the system lets us drop its cached bytes."""
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest(iter(lambda: file.read(2**20), b""))
 
 
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _digest_of_content(content: Any) -> str:
+    return digest([json.dumps(content, sort_keys=True).encode()])
