@@ -146,7 +146,7 @@ def test_another_recipe_is_refused_with_what_differs(broken_off: Laboratory, unb
     assert broken_off.resume("seed=1", "actor.optimizer.lr=0.5", "checkpoint.keep=1") == 2
     for words in ("seed was 0, is 1", "actor.optimizer.lr was 0.01, is 0.5", "model.path=run/checkpoints/"):
         assert words in broken_off.said
-    assert "checkpoint.keep: was" not in broken_off.said
+    assert "checkpoint.keep was" not in broken_off.said
     assert broken_off.resume("checkpoint.keep=3", "evaluation.every=0", "evaluation.every=2") == 0, broken_off.said
     assert "checkpoint.keep was 2, is 3" in broken_off.said
     assert not differing(broken_off.result(), unbroken())

@@ -117,7 +117,7 @@ def test_once_it_was_removed_nothing_more_may_be_written(has_come: bool, tmp_pat
     if has_come:  # what it has written is there all the same
         Lock(tmp_path).release()
     for _ in range(2):
-        with pytest.raises(RunError, match=r"the lock of this run was removed(.|\n)*fix: "):
+        with pytest.raises(RunError, match=r"was moved, removed or replaced(.|\n)*fix: "):
             lock.check()
     lock.release()
 

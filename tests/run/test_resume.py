@@ -402,7 +402,7 @@ def test_of_two_runs_that_a_removed_lock_has_let_in_the_first_ends_and_no_step_i
     before: dict[str, Any] = {}
     step = Recorder.step
     monkeypatch.setattr(Recorder, "step", let_in_another)
-    with pytest.raises(gspo.RunError, match="the lock of this run was removed"):
+    with pytest.raises(gspo.RunError, match="was moved, removed or replaced"):
         train(recipe_of("steps=3", "checkpoint.every=0"))
     assert entries() == before
     others[0].release()

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,7 @@ from gspo.run.best import Best
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place
 from gspo.run.lock import Lock
 from gspo.run.place import check_place
-from gspo.run.plain_files import (
-    FOLDERS,
-    ROLLOUTS,
-    clear,
-    read_json_lines,
-    replace_text,
-    rollout_files,
-    sync,
-)
+from gspo.run.plain_files import FOLDERS, ROLLOUTS, clear, read_json_lines, replace_text, rollout_files, sync
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
@@ -46,7 +38,6 @@ class RunDirectory:
         self.best_model = path / "best_model"  # by checkpoint.best
         self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
-        self.note: Callable[[str], object] = print
         self._sizes = dict[str, int]()  # of the logs, as they were left
         lock = Lock(path)
         self.close, self.check_lock = lock.release, lock.check
@@ -56,15 +47,12 @@ class RunDirectory:
         """Make the recipe's directory; UserError where it exists."""
         check_place(recipe)
         path = recipe.run_dir
-        directory: RunDirectory | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
             directory.write_recipe(recipe)
             sync(path.parent)
         except OSError as error:
-            if directory is not None:
-                directory.close()
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
         return directory
 
@@ -117,18 +105,17 @@ class RunDirectory:
         """A directory for the block to write, which takes the place of the final one only once it is whole."""
         unfinished, replaced = final.with_name(f"unfinished_{final.name}"), final.with_name(f"replaced_{final.name}")
         with self._writing(final):
-            clear(unfinished, ignore_errors=True)
+            clear(unfinished)
             yield unfinished
-            if os.path.lexists(final):  # else a kill has left the one before as `replaced`, and it stays until now
-                clear(replaced, ignore_errors=True)
+            if final.exists():  # else a kill has left the one before as `replaced`, and it stays until now
+                clear(replaced)
                 final.rename(replaced)
             unfinished.rename(final)
-            clear(replaced, ignore_errors=True)
+            clear(replaced)
 
     def finish_cold_start(self, checkpoint: Path) -> None:
         """Make the last checkpoint of the cold start what that ends with, and remove the others."""
         with self._writing(self.cold_start):
-            clear(self.cold_start)  # a link, or what else lies in its place
             move_into_place(checkpoint, self.cold_start)
             shutil.rmtree(self.cold_checkpoints)
 
@@ -178,9 +165,6 @@ class RunDirectory:
         """RunError, naming the file, where it cannot be written or the directory is no longer this run's."""
         self.check_lock()
         try:
-            if self.recipe_text and not os.path.lexists(self.path / RECIPE):
-                replace_text(self.path / RECIPE, self.recipe_text)
-                self.note(f"{self.path / RECIPE} was removed: it is written again")
             yield
         except (OSError, SafetensorError) as error:
             fix = "make room or the directory writable"

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from gspo.errors import RunError, UserError
-from gspo.run.plain_files import for_reading
 
 _PATIENCE_SECONDS = 0.02  # between two attempts to take a lock
 _ATTEMPTS = 25
@@ -20,38 +19,30 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._descriptor: int | None = _locked(self._path)
-        self._directory = os.open(directory, os.O_RDONLY)  # while it is open no other gets its number
         # A process that a reward function forks off must not hold on to it when this one is gone.
         os.register_at_fork(after_in_child=self.release)
 
     def check(self) -> None:
-        """To be asked before every write: RunError where another process may have the directory, or it is not there.
+        """To be asked before every write: RunError where the lock is no longer there, alone or with its directory.
 
-        Takes microseconds.
+        Then another process may have the directory. Takes microseconds.
         """
-        if self._descriptor is None:
-            return
-        if not _is_at(self._directory, self._path.parent.resolve()):
-            what = "this directory was moved, removed or replaced while it was written to: nothing more is written"
-            fix = "put it back, or name it where it is now, and go on from the newest that was saved in it"
-            raise RunError(f"{self._path.parent}: {what}\n  fix: {fix}")
-        if not _is_at(self._descriptor, self._path):
-            what = "the lock of this run was removed, so that another process may write here: nothing more is written"
-            fix = "leave the file alone while a run goes on; then: gspo resume"
-            raise RunError(f"{self._path}: {what}\n  fix: {fix}")
+        if self._descriptor is not None and not _is_at(self._descriptor, self._path):
+            what = "this directory, or the lock in it, was moved, removed or replaced while it was written to"
+            fix = "put it back, or name it where it is now, and go on from the newest that was saved in it: gspo resume"
+            raise RunError(f"{self._path.parent}: {what}: nothing more is written\n  fix: {fix}")
 
     def release(self) -> None:
         """Let another process have the directory."""
         if self._descriptor is not None:
             os.close(self._descriptor)
-            os.close(self._directory)
             self._descriptor = None
 
 
 def is_locked(directory: Path) -> bool:
     """Whether a process on this machine has the directory's lock, that is, whether its run goes on."""
     try:
-        with open(directory / "lock", opener=for_reading) as file:
+        with (directory / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -72,7 +63,7 @@ def _locked(path: Path) -> int:
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
         fix = "wait for it or end it, or write to another directory (a run: output_dir; gspo eval: --out)"
-        raise UserError(f"{holder} is writing to this directory", where=str(path.parent), fix=fix) from None
+        raise UserError(f"{holder} is writing to this directory", where=str(path.parent), fix=fix)
     with suppress(OSError):  # a full disk: the lock holds without a name in it
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -93,5 +84,5 @@ def _is_at(descriptor: int, path: Path) -> bool:
     """Whether the file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
+    except OSError:
         return False

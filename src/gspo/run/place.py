@@ -13,9 +13,11 @@ from gspo.rank_environment import world_size
 from gspo.recipe.files import files_of
 from gspo.recipe.schema import Recipe
 from gspo.run.lock import Lock
-from gspo.run.plain_files import clear, is_unfinished
+from gspo.run.plain_files import clear
 
-_OF_AN_ENGINE = re.compile(r"(embedded|vllm|sglang)_(\d+\.log|model)")  # which it writes before there is anything else
+_BEGINNINGS = re.compile(
+    r"lock|unfinished_\w+_recipe\.yaml|(embedded|vllm|sglang)_(\d+\.log|model)"
+)  # an engine's, too
 
 
 def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
@@ -81,11 +83,7 @@ def is_free(path: Path) -> bool:
     """Whether nothing is there, or no more than what a run leaves that was killed as it began."""
     if not path.is_dir():
         return not path.exists()
-    return all(_is_a_beginning(entry.name) for entry in path.iterdir())
-
-
-def _is_a_beginning(name: str) -> bool:
-    return name == "lock" or bool(_OF_AN_ENGINE.fullmatch(name)) or is_unfinished(name, "recipe.yaml")
+    return all(_BEGINNINGS.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
@@ -93,12 +91,10 @@ def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     on_step = "on_step=…, " if has_on_step else ""
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
+    if on_step:
+        return f"gspo.train(recipe, {on_step}resume=True)"
     ranks = f" --processes {world_size()}" if world_size() > 1 else ""
-    return (
-        f"gspo.train(recipe, {on_step}resume=True)"
-        if on_step
-        else f"gspo resume {shlex.quote(str(recipe.run_dir))}{ranks}"
-    )
+    return f"gspo resume {shlex.quote(str(recipe.run_dir))}{ranks}"
 
 
 def _check_replaceable(recipe: Recipe) -> None:

@@ -218,7 +218,6 @@ def open_run(
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
             engine = stack.enter_context(closing(_engine(recipe, trainer, longest, say)))
         directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe)))
-        directory.note = display.note
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow

@@ -184,7 +184,7 @@ class Checkpointer:
         if not all(weight.isfinite().all() for weight in snapshot.share.weights.values() if weight.is_floating_point()):
             raise RunError("the weights are not finite: they are not saved over what is whole")
         home, unfinished = self.directory.path, self.store.unfinished(snapshot.position)
-        clear(unfinished, ignore_errors=True)
+        clear(unfinished)
         self.store.root.mkdir(exist_ok=True)  # without its parents: where they have gone, it is no run's directory
         unfinished.mkdir()
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
@@ -205,7 +205,7 @@ class Checkpointer:
     def _reason(self, error: Exception, snapshot: Snapshot) -> str:
         """Why a write has failed, where, and what there is to resume from; what it has left is removed."""
         free = shutil.disk_usage(self.store.root.parent).free
-        clear(self.store.unfinished(snapshot.position), ignore_errors=True)
+        clear(self.store.unfinished(snapshot.position))
         others = [position for position in self.store.positions() if position != snapshot.position]
         rest = "there is no other"
         if others:

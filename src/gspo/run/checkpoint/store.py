@@ -181,7 +181,7 @@ def set_aside(damaged: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove a directory, under another name first, so that no half of it is ever taken for the whole."""
     doomed = directory.with_name(f"{_UNFINISHED}{directory.name}")
-    clear(doomed, ignore_errors=True)
+    clear(doomed)
     directory.rename(doomed)
     clear(doomed)
 
