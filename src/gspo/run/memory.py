@@ -23,16 +23,14 @@ from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
 _MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
-_OF_FIRST = "rank 0's copy of the weights"  # which the other ranks do not have
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
 Memory = Mapping[str, Mapping[str, float]]
 
 
 def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator[str]:
     """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
-    available = available_bytes(device := device_of(recipe.model.device))
-    if device.type != "cuda":
-        available /= num_ranks
+    device = device_of(recipe.model.device)
+    available = available_bytes(device) / (1 if device.type == "cuda" else num_ranks)
     try:
         memory = memory_of_inputs(recipe, inputs, num_ranks)
         disk, has_room = disk_line(recipe, _sized(recipe, inputs))
@@ -46,8 +44,7 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
     whose = "that this machine has" if num_ranks == 1 else f"that each of {num_ranks} processes has"
     yield f"            of {_words(available)} {whose} ({device.type})"
     for stage, parts in memory.items():
-        # Ranks share the memory of a CPU: what rank 0 has alone is little of each one's part.
-        if sum(parts.values()) - parts.get(_OF_FIRST, 0.0) * (1 - 1 / num_ranks) > available:
+        if sum(parts.values()) > available:
             yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
     yield f"disk        {disk}"
     if not has_room:
@@ -55,15 +52,14 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
-    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds.
-
-    Of several ranks, what rank 0 holds, which copies all weights for a checkpoint.
-    """
+    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds."""
     device, config = device_of(recipe.model.device), _sized(recipe, inputs)
     longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
-    libraries = 0.0 if device.type == "cuda" else psutil.Process().memory_info().rss
-    options: dict[str, Any] = {"device": device, "libraries": libraries, "num_ranks": num_ranks}
-    return memory_of(recipe, config, prompt_tokens=longest, **options)
+    memory = memory_of(recipe, config, prompt_tokens=longest, device=device, num_ranks=num_ranks)
+    if device.type == "cuda":
+        return memory
+    libraries = {"libraries": float(psutil.Process().memory_info().rss)}
+    return {stage: {**parts, **libraries} for stage, parts in memory.items()}
 
 
 def _sized(recipe: Recipe, inputs: Inputs) -> Any:
@@ -74,43 +70,29 @@ def _sized(recipe: Recipe, inputs: Inputs) -> Any:
     return config
 
 
-def memory_of(
-    recipe: Recipe,
-    config: Any,
-    *,
-    prompt_tokens: int,
-    device: torch.device,
-    libraries: float = 0.0,
-    num_ranks: int = 1,
-) -> Memory:
+def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.device, num_ranks: int = 1) -> Memory:
     """What a run holds on its device where responses are as long as they may be, by docs/guides/memory.md.
 
-    Ranks on one host are meant, where there are several.
+    Of several ranks, on one host, what rank 0 holds, which copies all weights for a checkpoint.
     """
-    text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
+    text, rollout = config.get_text_config(), recipe.rollout
     width, tokens = _width(recipe, device), _pass_tokens(recipe, prompt_tokens)
-    is_float32 = width == 4
     model = empty_model(recipe.model, deepcopy(config))
-    weights = width * sum(p.numel() for p in model.parameters())
+    weights = width * _count(model)
     held, update, copied = _by_parameters(recipe, model, width, num_ranks)
-    whole: dict[str, float] = {}
+    activations = width * tokens * _kept(text, recipe.actor.gradient_checkpointing) * (1 + ("value model" in held))
+    logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
+    logits *= 8 if width == 2 and device.type == "cpu" else 4  # a CPU multiplies float32 copies
+    update |= {"activations": activations, "logits": logits}
+    sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if rollout.is_in_trainer else 1)
+    if rollout.engine == "embedded" and not rollout.is_in_trainer:
+        held |= {"engine's weights": weights, **sampling}
     if num_ranks > 1:
         update["a layer, gathered"] = (width + 4) * _largest_units(model)
-        if recipe.rollout.is_in_trainer:  # servers hold the weights that they sample with themselves
-            whole = {"weights, gathered": weights}
+        sampling["weights, gathered"] = weights * rollout.is_in_trainer  # a server has the weights it samples with
     if device.type == "cpu":  # where a GPU's copies lie, too
-        alone = {"checkpoint's copy": copied + weights}
-        whole |= alone if num_ranks == 1 else {"checkpoint's copy": copied, _OF_FIRST: weights}
-    logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
-    update |= {
-        "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),
-        "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
-    }
-    sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if recipe.rollout.is_in_trainer else 1)
-    held = {**held, "libraries": libraries}
-    if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer:
-        held |= {"engine's weights": weights} | sampling
-    stages = {"in the update": held | update, "while sampling": held | sampling | whole}
+        sampling["checkpoint's copy"] = copied + weights
+    stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
 
 
@@ -118,15 +100,14 @@ def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     """What a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
     width = _width(recipe, device_of(recipe.model.device))
     model = empty_model(recipe.model, deepcopy(config))
-    weights = width * sum(p.numel() for p in model.parameters())
+    weights = width * _count(model)
     checkpoint = weights + _by_parameters(recipe, model, width, 1)[2]
     num_kept = recipe.checkpoint.keep + 1
     num_models = 1 + bool(recipe.checkpoint.best) + bool(recipe.cold_start.steps)
     place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.is_dir())
     needed, free = num_kept * checkpoint + num_models * weights, shutil.disk_usage(place).free
-    parts = (
-        f"{num_kept} × {_words(checkpoint)} while a checkpoint is written, {num_models} × {_words(weights)} of weights"
-    )
+    parts = f"{num_kept} × {_words(checkpoint)} while a checkpoint is written, "
+    parts += f"{num_models} × {_words(weights)} of weights"
     return f"about {_words(needed)} of {_words(free)} free: {parts}", needed <= free
 
 
@@ -136,10 +117,14 @@ def _width(recipe: Recipe, device: torch.device) -> int:
     return 4 if dtype == "float32" or (dtype == "auto" and device.type == "cpu") else 2
 
 
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def _by_parameters(
     recipe: Recipe, model: Any, width: int, num_ranks: int
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """What goes by the number of parameters: always, in the update alone, and copied for a checkpoint beside weights.
+    """What goes by the number of parameters: always held, in the update alone, and copied for a checkpoint beside weights.
 
     Each of several ranks has its share. What it keeps of a parameter is a master, in float32.
     """
@@ -148,27 +133,31 @@ def _by_parameters(
     kept, masters = (width, copied_masters) if num_ranks == 1 else (4, 0)
     moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
-    size, trained = (
-        sum(p.numel() for p in model.parameters() if p.requires_grad or with_frozen) for with_frozen in (True, False)
-    )
-    parts = {"weights": kept * size, "masters": masters * trained, "moments": moments * trained}
-    gradient = trained
-    if actor.advantage == "gae" and recipe.critic.trunk == "own":
-        trunk = sum(p.numel() for p in model.base_model.parameters())
-        parts["value model"], gradient = kept * size + (masters + 8) * trunk, trained + trunk
-    reference = kept * size * bool(actor.kl.coefficient)
-    copied = sum(parts.values()) - parts["weights"] + reference * bool(actor.kl.refresh_steps)
-    copied += (copied_masters - masters) * gradient
-    held = {part: number / shards for part, number in {**parts, "reference": reference}.items()}
-    update = {"gradient": 4 * gradient / shards, "gradient's copy": 4 * trained * actor.gradient_noise / shards}
+    size, trained = _count(model), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    has_critic = actor.advantage == "gae" and recipe.critic.trunk == "own"
+    trunk = _count(model.base_model) if has_critic else 0
+    held = {
+        "weights": kept * size,
+        "masters": masters * trained,
+        "moments": moments * trained,
+        "value model": (kept * size + (masters + 8) * trunk) * has_critic,
+        "reference": kept * size * bool(actor.kl.coefficient),
+    }
+    copied = held["masters"] + held["moments"] + held["value model"] + held["reference"] * bool(actor.kl.refresh_steps)
+    copied += (copied_masters - masters) * (trained + trunk)
+    held = {part: number / shards for part, number in held.items() if number}
+    update = {
+        "gradient": 4 * (trained + trunk) / shards,
+        "gradient's copy": 4 * trained * actor.gradient_noise / shards,
+    }
     return held, update, copied / shards
 
 
 def _largest_units(model: Any) -> int:
     """The parameters that a rank has gathered at a time: two layers, and all that is in none."""
     layers = max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=[])
-    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    return sum(p.numel() for p in model.parameters()) - sum(sizes) + 2 * max(sizes, default=0)
+    sizes = [*map(_count, layers)]
+    return _count(model) - sum(sizes) + 2 * max(sizes, default=0)
 
 
 def available_bytes(device: torch.device) -> float:
