@@ -124,7 +124,7 @@ def _count(module: nn.Module) -> int:
 def _by_parameters(
     recipe: Recipe, model: Any, width: int, num_ranks: int
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """What goes by the number of parameters: always held, in the update alone, and copied for a checkpoint beside weights.
+    """What goes by the number of parameters: always, in the update alone, and copied for a checkpoint beside weights.
 
     Each of several ranks has its share. What it keeps of a parameter is a master, in float32.
     """

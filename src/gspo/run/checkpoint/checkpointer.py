@@ -1,6 +1,5 @@
 """Checkpoints of a phase: copies taken at safe points while training goes on, and written by a thread."""
 
-import errno
 import shutil
 import threading
 import time
@@ -19,22 +18,11 @@ from gspo.learner.state import digest_of, random_state
 from gspo.learner.trainer import Trainer
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.best import Best
-from gspo.run.checkpoint.store import (
-    RECIPE,
-    STATE,
-    DamagedError,
-    Position,
-    Store,
-    move_into_place,
-    seal,
-    verified,
-)
+from gspo.run.checkpoint.store import RECIPE, STATE, DamagedError, Position, Store, move_into_place, seal, verified
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.plain_files import clear, sync
 from gspo.run.progress import Progress, encode
-
-_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,21 +151,15 @@ class Checkpointer:
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
-        except Exception as error:
-            self._failure = RunError(f"{what}: {error}")
-            snapshot.share.tell_others(None)
-            with suppress(OSError):  # the disk may be gone altogether
-                self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
-            return
-        try:
+            what = f"the checkpoint of {snapshot.position} is whole, but what comes after it was not done"
             if best is not None:
                 self.directory.save_best(self.store.path(snapshot.position) / "model", best)
             self.store.prune(self.settings.keep)
-        except RunError as error:
-            self._failure = error
         except Exception as error:
-            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
-            self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
+            snapshot.share.tell_others(None)  # where they have not been told yet
+            is_plain = isinstance(error, OSError | SafetensorError | RunError | DamagedError)
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
+            self._failure = RunError(f"{what}: {reason}\n  where: {self._rest(snapshot)}")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
@@ -202,18 +184,15 @@ class Checkpointer:
         verified(unfinished)
         move_into_place(unfinished, self.store.path(snapshot.position))
 
-    def _reason(self, error: Exception, snapshot: Snapshot) -> str:
-        """Why a write has failed, where, and what there is to resume from; what it has left is removed."""
-        free = shutil.disk_usage(self.store.root.parent).free
-        clear(self.store.unfinished(snapshot.position))
-        others = [position for position in self.store.positions() if position != snapshot.position]
+    def _rest(self, snapshot: Snapshot) -> str:
+        """Where a write has failed, how much room there is, and what to resume from; what it has left is removed."""
+        root, others = self.store.root, [one for one in self.store.positions() if one != snapshot.position]
         rest = "there is no other"
         if others:
             rest = f"the one before, {others[-1].name}, is untouched: fix this, then resume"
-        reason = str(error)
-        # safetensors hands the system's message on, but no number.
-        if getattr(error, "errno", None) in _NO_ROOM or any(f"os error {number})" in reason for number in _NO_ROOM):
-            reason = f"no room: it needs about {snapshot.num_bytes:,} bytes, and {free:,} are free ({error})"
-        elif not isinstance(error, OSError | SafetensorError | RunError | DamagedError):
-            reason = f"{type(error).__name__}: {error}"
-        return f"{reason}\n  where: {self.store.root}; {rest}"
+        try:
+            clear(self.store.unfinished(snapshot.position))
+            free = shutil.disk_usage(root.parent).free
+        except OSError:  # the disk may be gone altogether
+            return f"{root}; {rest}"
+        return f"{root}; it needs about {snapshot.num_bytes:,} bytes, and {free:,} are free; {rest}"
