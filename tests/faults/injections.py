@@ -30,7 +30,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.run import collect, directory
 from gspo.run.checkpoint import checkpointer, store
 from gspo.run.checkpoint.checkpointer import Checkpointer
-from gspo.run.console import Display
+from gspo.run.recorder import Recorder
 
 # By name: an object and its attribute, called at that place of a run.
 PLACES: dict[str, tuple[Any, str]] = {
@@ -44,7 +44,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "cold end": (directory, "move_into_place"),
     "best model": (directory.RunDirectory, "save_best"),
     "best model copied": (directory.shutil, "copytree"),
-    "cold record": (Display, "cold_step"),
+    "cold record": (Recorder, "cold_step"),
     "request": (VllmApi, "sample"),
     "group sampled": (collect, "_score_ahead"),  # beside the training: before it is scored
 }

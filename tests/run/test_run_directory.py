@@ -255,6 +255,17 @@ def test_a_copy_beside_a_rollout_file_is_left_alone(directory: RunDirectory, tmp
     assert {path.name for path in (directory.path / "rollouts").iterdir()} == {"step_000001.jsonl", *copies}
 
 
+def test_a_file_of_rollouts_is_on_the_disk_once_it_is_written(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, str]] = []
+    monkeypatch.setattr(
+        run_directory, "sync", lambda path: synced.append((path, "" if path.is_dir() else path.read_text()))
+    )
+    path = directory.write_rollouts(1, [{"a": 1}])
+    assert synced == [(path, '{"a":1}\n'), (path.parent, "")]
+
+
 def test_a_directory_of_it_may_be_a_link_to_another_disk(directory: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (directory.path / "rollouts").symlink_to(tmp_path / "disk")

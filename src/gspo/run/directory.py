@@ -36,7 +36,6 @@ class RunDirectory:
         self.cold_start = path / COLD_START
         self.model = path / "model"  # the final one
         self.best_model = path / "best_model"  # by checkpoint.best
-        self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
         self._sizes = dict[str, int]()  # of the logs, as they were left
         lock = Lock(path)
@@ -81,6 +80,8 @@ class RunDirectory:
             path.parent.mkdir(exist_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(_json(line, separators=(",", ":")) for line in lines)
+            sync(path)  # before a checkpoint says that there is this step
+            sync(path.parent)
         return path
 
     def save_model(self, policy: Policy, weights: Mapping[str, Tensor] | None) -> None:

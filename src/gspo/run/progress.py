@@ -35,7 +35,7 @@ class Progress:
     skipped_in_a_row: int = 0  # updates
     seconds: float = 0.0  # that the run took up to here
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every sentence so far, by the diagnosis's name
-    rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: bytes
+    rollout_files: Mapping[str, Any] = field(default_factory=dict)  # of earlier versions
     reference_sha256: str | None = None  # of the weights that the reference model began with, where there is one
     clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
     learning_rate_factor: float = 1.0  # of the schedule's rate; a hook may change it, and the temperature

@@ -102,11 +102,10 @@ class Recorder:
         self._append(line)
         # Where nothing had an advantage, an update that was made is no sign of health.
         applied = [report.step.applied for report in progress.reports if report.num_trained or not report.step.applied]
-        counts, files = _skipped_in_a_row(progress, applied), progress.rollout_files
+        counts = _skipped_in_a_row(progress, applied)
         has_diverged = max(counts) >= MAX_SKIPPED_IN_A_ROW
         if recipe.report.rollouts or has_diverged:
             path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
-            files = {**files, path.name: path.stat().st_size}
         named = self._diagnose(progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
@@ -120,7 +119,6 @@ class Recorder:
             after,
             skipped_in_a_row=counts[-1],
             diagnoses=named,
-            rollout_files=files,
             clip_scale=next_scale(progress.clip_scale, recipe.actor, batch.samples),
             batch=None,
             reports=(),

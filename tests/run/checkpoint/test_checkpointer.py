@@ -263,22 +263,6 @@ def test_what_an_earlier_try_left_is_not_mixed_in(trained: Any, checkpointer_of:
     assert not (written(checkpointer) / "model" / "model-00001-of-00002.safetensors").exists()
 
 
-def test_new_files_of_rollouts_are_on_the_disk_before_a_checkpoint_counts(
-    trained: Any, checkpointer_of: Any, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(module, "sync", synced.append)
-    checkpointer = checkpointer_of(*trained())
-    files: dict[str, Any] = {}
-    for step in (1, 2):
-        path = directory.write_rollouts(step, [{}])
-        files = {**files, path.name: (0, "")}
-        synced.clear()
-        checkpointer.note(Progress(steps=step, rollout_files=files))
-        written(checkpointer)
-        assert {entry for entry in synced if entry.suffix == ".jsonl"} == {path}
-
-
 def test_a_digest_is_that_of_every_bit_name_and_shape() -> None:
     def weights() -> dict[str, torch.Tensor]:
         return {"a": torch.tensor([[0.0, 1.0], [2.0, float("nan")]]), "b": torch.tensor(3, dtype=torch.bfloat16)}

@@ -4,7 +4,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ class Snapshot:
     share: OwnShare  # the weights, and what trains them
     tensors: Mapping[str, Tensor]  # random/…, records/…
     progress: str  # as JSON
-    rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
 
     @property
@@ -62,7 +60,6 @@ class Checkpointer:
     progress: Progress  # at the last safe point
     _thread: threading.Thread | None = None
     _failure: RunError | None = None
-    _synced: frozenset[str] = frozenset()  # rollout files
 
     def __post_init__(self) -> None:
         self._saved_at = time.monotonic()  # never the wall clock, which may be set back
@@ -136,14 +133,12 @@ class Checkpointer:
         progress = replace(self.progress, seconds=self.clock.elapsed, stage_seconds=dict(self.clock.seconds))
         text, records = encode(progress)
         tensors = {f"random/{name}": tensor for name, tensor in self._random.items()}
-        names = frozenset(self.progress.rollout_files)
-        new, self._synced = names - self._synced, names
+        tensors |= {f"records/{name}": tensor for name, tensor in records.items()}
         return Snapshot(
             position=self.progress.position,
             share=self.trainer.copy_shares(),
-            tensors=tensors | {f"records/{name}": tensor for name, tensor in records.items()},
+            tensors=tensors,
             progress=text,
-            rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
         )
 
@@ -169,9 +164,7 @@ class Checkpointer:
         clear(unfinished)
         self.store.root.mkdir(exist_ok=True)  # without its parents: where they have gone, it is no run's directory
         unfinished.mkdir()
-        for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
-            with suppress(FileNotFoundError):  # somebody has tidied up
-                sync(path)
+        sync(home)
         self.trainer.policy.save(unfinished / "model", snapshot.share.weights)
         snapshot.share.write(unfinished, snapshot.tensors)
         (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
