@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from gspo.errors import UserError, listed
@@ -13,7 +12,6 @@ from gspo.rank_environment import world_size
 from gspo.recipe.files import files_of
 from gspo.recipe.schema import Recipe
 from gspo.run.lock import Lock
-from gspo.run.plain_files import clear
 
 _BEGINNINGS = re.compile(
     r"lock|unfinished_\w+_recipe\.yaml|(embedded|vllm|sglang)_(\d+\.log|model)"
@@ -44,10 +42,10 @@ def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
     return recipe.model_copy(update={"name": name, "output_dir": recipe.output_dir and str(path)})
 
 
-def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> Path | None:
+def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> None:
     """Where the run's directory is taken by one that has ended, rename that to `NAME.old-1`, or the next number."""
     if is_free(recipe.run_dir):
-        return None
+        return
     _check_replaceable(recipe)
     home = recipe.run_dir.resolve()  # a directory that is a link stays one
     numbered = (home.with_name(f"{home.name}.old-{number}") for number in itertools.count(1))
@@ -62,21 +60,6 @@ def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> Path | None:
     finally:
         lock.release()
     note(f"overwrite: the run that was there is now in {old}")
-    return old
-
-
-def put_back(recipe: Recipe, old: Path, note: Callable[[str], object]) -> None:
-    """Undo `move_old_run` where no new run has come to be; an engine's log stays, for the error may name it."""
-    home = recipe.run_dir.resolve()
-    if not (home.is_dir() and is_free(home)):
-        return
-    with suppress(OSError):  # it was said where the old run is
-        for entry in home.iterdir():
-            clear(old / entry.name)
-            entry.rename(old / entry.name)
-        home.rmdir()
-        old.rename(home)
-        note(f"the run that was there is in {home} again")
 
 
 def is_free(path: Path) -> bool:

@@ -51,26 +51,17 @@ NOTHING = FromPython()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """What a recipe names to train and to be judged on, before a model reads it.
-
-    Example: load_inputs(recipe).rows.train[0].columns == {"answer": "5"}
-    """
-
-    functions: Sequence[RewardFunction]
-    rows: RowSet
-    set_rows: Sequence[SetRows]  # of the sets to evaluate on beside the held-out rows
-    pairs: Sequence[tuple[Row, str]]  # demonstrations of the cold start: a row and its completion
-    hooks: Mapping[str, Hook]  # by name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs(Data):
+class Inputs:
     """What a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
 
     Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
     """
 
+    functions: Sequence[RewardFunction]
+    hooks: Mapping[str, Hook]  # by name
+    rows: RowSet
+    set_rows: Sequence[SetRows]  # of the sets to evaluate on beside the held-out rows
+    pairs: Sequence[tuple[Row, str]]  # demonstrations of the cold start: a row and its completion
     config: Any  # of the model, as transformers has it
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
@@ -105,7 +96,6 @@ def load_inputs(
     Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next; what a
     function's process prints goes to the file descriptor `output`.
     """
-    device = device_of(recipe.model.device)
     hooks = load_hooks(recipe.hooks, given.on_step)
     functions: tuple[RewardFunction, ...] = ()
     if trains:
@@ -114,9 +104,8 @@ def load_inputs(
     set_rows = read_sets(recipe, given.evaluation)
     rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
     functions = fit_to_rows(functions, [*rows.train, *rows.held_out])
-    data = Data(functions=functions, rows=rows, set_rows=set_rows, pairs=pairs, hooks=hooks)
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
-    model = read_model(recipe, _fitting_texts(recipe, data))
+    model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
     queries = render_rows(rows, tokenizer, recipe=recipe, max_positions=model.max_positions)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
@@ -127,16 +116,30 @@ def load_inputs(
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
     longest = longest_sequence(recipe, queries, sets)
     check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
-    check_engine(recipe, device=device, longest_sequence=longest)
-    probed = _try_functions(recipe, queries, functions, tokenizer) if trains else []
-    judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
+    check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
+    separator, probed = recipe.rollout.segment_separator, list[tuple[str, Score]]()
+    if trains:
+        options = {"state": TrainerState(max_steps=recipe.steps), "segment_separator": separator}
+        probed = [*probe(queries.train, queries.held_out, functions, tokenizer, **options)]
     notes += set_notes(sets, set_rows)
+    judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
     for asked_of, judges in [([*queries.train, *queries.held_out], functions), *judged]:
-        notes += own_answer_notes(asked_of, judges, tokenizer, segment_separator=recipe.rollout.segment_separator)
+        notes += own_answer_notes(asked_of, judges, tokenizer, segment_separator=separator)
     if trains:
         notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)]
-    made: dict[str, Any] = {"queries": queries, "evaluation_sets": sets, "probed": probed, "notes": notes}
-    return Inputs(**vars(data), config=config, tokenizer=tokenizer, **made)
+    return Inputs(
+        functions=functions,
+        hooks=hooks,
+        rows=rows,
+        set_rows=set_rows,
+        pairs=pairs,
+        config=config,
+        tokenizer=tokenizer,
+        queries=queries,
+        evaluation_sets=sets,
+        probed=probed,
+        notes=notes,
+    )
 
 
 def _read_rows(
@@ -158,22 +161,10 @@ def _read_rows(
     return rows, pairs
 
 
-def _try_functions(
-    recipe: Recipe, queries: QuerySet, functions: Sequence[RewardFunction], tokenizer: Any
-) -> Sequence[tuple[str, Score]]:
-    options: dict[str, Any] = {"segment_separator": recipe.rollout.segment_separator}
-    return probe(
-        queries.train, queries.held_out, functions, tokenizer, state=TrainerState(max_steps=recipe.steps), **options
-    )
-
-
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:
     """The most tokens that a prompt and its response may have, in training or in an evaluation."""
     asked = [(queries.train, recipe.rollout), *((eval_set.queries, eval_set.sampling) for eval_set in sets)]
-    lengths = [
-        len(query.prompt_ids) + sampling.max_new_tokens for asked_queries, sampling in asked for query in asked_queries
-    ]
-    return max(lengths, default=0)
+    return max((len(own.prompt_ids) + sampling.max_new_tokens for each, sampling in asked for own in each), default=0)
 
 
 def prepare(
@@ -210,12 +201,13 @@ def _cold_started_model(run: Path) -> Path:
     raise UserError("the reference model is not there", where=str(run / COLD_START), fix=fix)
 
 
-def _fitting_texts(recipe: Recipe, data: Data) -> Iterable[str]:
+def _fitting_texts(
+    recipe: Recipe, rows: RowSet, set_rows: Sequence[SetRows], pairs: Sequence[tuple[Row, str]]
+) -> Iterable[str]:
     """What a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
         yield from filter(None, (queries.template, queries.system))
-    rows = data.rows
-    for row in (*rows.train, *rows.held_out, *(row for set_rows in data.set_rows for row in set_rows.rows)):
+    for row in (*rows.train, *rows.held_out, *(row for own in set_rows for row in own.rows)):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
-    for _, completion in data.pairs:
+    for _, completion in pairs:
         yield completion

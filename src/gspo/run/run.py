@@ -26,7 +26,7 @@ from gspo.run.checkpoint.store import RECIPE, Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.place import check_place, how_to_resume, move_old_run, put_back
+from gspo.run.place import check_place, how_to_resume, move_old_run
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
@@ -37,8 +37,6 @@ from gspo.run.resume import (
     rows_digest,
     tokens_digest,
 )
-
-_NOT_WHOLE = "the error came between an optimiser step and its record: this state is not saved"
 
 
 @dataclass(kw_only=True)
@@ -94,14 +92,14 @@ class Run:
     def _digest_of_reference(self) -> str:
         """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
 
-        UserError where a resumed run would go on with another reference than it has had. One that is refreshed comes
-        from the checkpoint, which has digests of its own.
+        UserError where a resumed run would go on with another one. (Of one that is refreshed a checkpoint has digests.)
         """
-        named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
-        if before not in (None, digest := digest_of(self.trainer.weights("reference"))):
-            path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
+        before, digest = self.progress.reference_sha256, digest_of(self.trainer.weights("reference"))
+        if before not in (None, digest):
+            start = str(self.directory.cold_start) if self.recipe.cold_start.steps else "model"
             fix = "restore it from a copy: every update so far was made against it"
-            raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
+            where = self.recipe.actor.kl.reference or start
+            raise UserError("the reference model is not the one the run began with", where=where, fix=fix)
         return digest
 
     def safe_point(self, progress: Progress) -> Progress:
@@ -116,8 +114,12 @@ class Run:
         return progress
 
     def _check_stop(self) -> None:
-        if self.in_cold_start or not self.progress.is_over(self.recipe.steps):
+        if not self._is_trained:
             check_stop()
+
+    @property
+    def _is_trained(self) -> bool:
+        return not self.in_cold_start and self.progress.is_over(self.recipe.steps)
 
     def close_source(self) -> None:
         """Give up what is in flight; it is asked for again when the run goes on."""
@@ -138,8 +140,7 @@ class Run:
     @property
     def stopped_by(self) -> Signals | None:
         """The signal that ended the run before its last step."""
-        is_done = not self.in_cold_start and self.progress.is_over(self.recipe.steps)
-        return None if is_done else self.interrupt.signal
+        return None if self._is_trained else self.interrupt.signal
 
     def finish_phase(self) -> Path:
         """Have the state of the last safe point on the disk, whether that was due or not; where it lies."""
@@ -152,40 +153,42 @@ class Run:
     @contextmanager
     def saved_on_the_way_out(self) -> Iterator[None]:
         """Save the state of the last safe point where a signal or an error ends the block; say how the run goes on."""
+        note = self.display.note
         try:
             yield
         except BaseException as error:
             try:
                 if not isinstance(error, Exception | Stopped):
-                    self.display.note("ended at once: what has been done since the last checkpoint is not saved")
+                    note("ended at once: what has been done since the last checkpoint is not saved")
                 elif self.trainer.is_busy:
-                    self.display.note(
-                        "what has been done since the last checkpoint is lost: the ranks that are gone had a part of it"
-                    )
+                    note("what has been done since the last checkpoint is lost: ranks that are gone had a part of it")
                 else:
                     self._save_for(error)
             finally:
                 self.display.stop()
-                has_on_step = "on_step" in self.parts.hooks
                 if (self.directory.path / RECIPE).is_file():  # else the error says what has become of it
-                    self.display.note(f"to go on: {how_to_resume(self.recipe, has_on_step=has_on_step)}")
+                    note(f"to go on: {how_to_resume(self.recipe, has_on_step='on_step' in self.parts.hooks)}")
             raise
 
     def _save_for(self, error: BaseException) -> None:
-        note, checkpointer = self.display.note, self.checkpointer
+        note, checkpointer, source = self.display.note, self.checkpointer, self.source
         if checkpointer is None:  # between the phases, or before the first
             return
         try:
             checkpointer.wait()
         except RunError as failure:  # of an earlier one: this one may well be written
             note(str(failure))
-        if self.source is not None and self.recipe.rollout.max_staleness and self.progress.batch is None:
+        if source is not None and self.recipe.rollout.max_staleness and self.progress.batch is None:
             # A step may be being collected: what it has so far is sampled, too.
-            ahead = (*self.source.handed_over, *self.source.snapshot())
-            checkpointer.progress = replace(self.progress, ahead=ahead, batches_drawn=self.source.batches_drawn)
+            ahead = (*source.handed_over, *source.snapshot())
+            checkpointer.progress = replace(self.progress, ahead=ahead, batches_drawn=source.batches_drawn)
+        if isinstance(error, DivergedError):
+            return
+        if not self.trainer.is_whole:
+            note("the error came between an optimiser step and its record: this state is not saved")
+            return
         try:
-            if not isinstance(error, DivergedError):
-                note(f"saved: {self.finish_phase()}" if self.trainer.is_whole else _NOT_WHOLE)
+            note(f"saved: {self.finish_phase()}")
         except RunError as failure:
             if isinstance(error, Stopped):
                 raise
@@ -212,8 +215,8 @@ def open_run(
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         # Now that all is loaded, and before an engine writes there.
-        if overwrite and (old := move_old_run(recipe, display.note)) is not None:
-            stack.callback(put_back, recipe, old, display.note)
+        if overwrite:
+            move_old_run(recipe, display.note)
         with interrupt, display.waiting("starting the engine") as say:
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
             engine = stack.enter_context(closing(_engine(recipe, trainer, longest, say)))
