@@ -15,6 +15,7 @@ def test_a_text_is_replaced_only_once_the_new_one_is_on_the_disk(
 ) -> None:
     path, seen = tmp_path / "recipe.yaml", []
     path.write_text("old")
+    (tmp_path / "unfinished_recipe.yaml").write_text("what a killed process has left of a longer text")
 
     def noting(synced: Path) -> None:
         seen.append((synced == tmp_path, synced.read_text() if synced.is_file() else "", path.read_text()))

@@ -19,7 +19,7 @@ import gspo
 from gspo import cli
 from gspo.learner.trainer import Trainer
 from gspo.queries.row import lay_out
-from gspo.queries.source import RowSet
+from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run import run as run_module
@@ -28,7 +28,8 @@ from gspo.run.console import Display
 from gspo.run.lock import Lock
 from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
-from gspo.run.resume import rows_digest
+from gspo.run.resume import rows_digest, tokens_digest
+from gspo.types import Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 RUN = Path("runs/tiny")
@@ -236,6 +237,12 @@ def test_data_has_the_digest_that_checkpoints_of_earlier_versions_hold(row: dict
     assert rows_digest(RowSet(train=tuple(rows), held_out=()), []) == digest
 
 
+def test_tokens_have_the_digest_that_checkpoints_of_earlier_versions_hold() -> None:
+    made = [Query(id=str(n), prompt="p", text="t", prompt_ids=(n, 2, 3**n), columns={}) for n in range(5)]
+    digest = tokens_digest(QuerySet(train=tuple(made[:3]), held_out=tuple(made[3:])))
+    assert digest == "4ec49931c6aeabbc82e1234ff6f03b18b55ad98dd28b4dce95fa29a9b567d17d"
+
+
 def test_rows_held_out_and_demonstrations_belong_to_the_digest() -> None:
     one, two, three = lay_out(ROWS[:3], source="rows.jsonl")
     other = replace(three, columns={**three.columns, "answer": "5"})
@@ -370,7 +377,7 @@ def test_what_lies_beside_a_runs_own_files_stops_no_resume_and_stays() -> None:
     for name in others:
         (RUN / name).write_text("mine")
     (RUN / "checkpoints" / "unfinished_thoughts").symlink_to(Path("rows.jsonl").absolute())
-    (RUN / f"unfinished_{0:016x}_metrics.jsonl").write_text("what a killed process has left")
+    (RUN / "unfinished_metrics.jsonl").write_text("what a killed process has left")
     assert "resumed from runs/tiny/checkpoints/step_000001" in train(recipe_of(), resume=True)
     left = {path.relative_to(RUN).as_posix() for path in RUN.rglob("unfinished_*")}
     assert left == {"checkpoints/unfinished_notes", "checkpoints/unfinished_thoughts"}

@@ -83,13 +83,11 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
     options: dict[str, Any] = {"warn": run.warn_once, "show_progress": run.display.progress}
     now = score_each(groups, functions, state, before=before, **options)
-    scored_now = dict(zip(missing, now, strict=True))
-    return together([scored_now.get(each) or _scored_before(each) for each in drawn], functions)
-
-
-def _scored_before(drawn: Drawn) -> Batch:
-    assert drawn.group is not None
-    return Batch(groups=(drawn.group,), reward_seconds=drawn.reward_seconds, logged=drawn.logged)
+    scored = dict(zip(missing, now, strict=True))
+    for each in drawn:
+        if has_scores[each] and each.group is not None:
+            scored[each] = Batch(groups=(each.group,), reward_seconds=each.reward_seconds, logged=each.logged)
+    return together([scored[each] for each in drawn], functions)
 
 
 def _source(run: Run, progress: Progress) -> Source:
@@ -127,11 +125,6 @@ async def _score_ahead(run: Run, group: Group) -> Batch:
 def _queries(run: Run, number: int) -> list[Query]:
     """The batch of that number in the order of the queries."""
     queries = run.parts.queries.train
-    indices = query_indices(
-        number,
-        num_queries=len(queries),
-        queries_per_step=run.recipe.rollout.queries_per_step,
-        seed=run.recipe.seed,
-        shuffle=run.recipe.queries.shuffle and not run.parts.rows.num_streamed,
-    )
-    return [queries[index] for index in indices]
+    shuffle = run.recipe.queries.shuffle and not run.parts.rows.num_streamed
+    sizes = {"num_queries": len(queries), "queries_per_step": run.recipe.rollout.queries_per_step}
+    return [queries[index] for index in query_indices(number, **sizes, seed=run.recipe.seed, shuffle=shuffle)]

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,9 @@ class RunDirectory:
 
     def save_best(self, model: Path, best: Best) -> None:
         """Make best_model/ a copy of a checkpoint's model, with best.json in it, unless it is that already."""
-        with suppress(OSError, ValueError, RecursionError):
-            if json.loads((self.best_model / "best.json").read_text(encoding="utf-8")) == vars(best):
-                return
+        about = self.best_model / "best.json"
+        if about.exists() and json.loads(about.read_text(encoding="utf-8")) == vars(best):
+            return
         with self._replacing(self.best_model) as unfinished:
             shutil.copytree(model, unfinished)
             (unfinished / "best.json").write_text(json.dumps(vars(best)), encoding="utf-8")
@@ -152,9 +152,8 @@ class RunDirectory:
         if lost := [name for name in LOGS if sizes.get(name, 0) < self._sizes.get(name, 0)]:
             self.check_lock()  # with its directory, perhaps
             fix = "gspo resume goes on from the newest checkpoint, and restores it"
-            raise RunError(
-                f"{self.path / lost[0]} was removed, or has lost lines: nothing more is written\n  fix: {fix}"
-            )
+            what = "was removed, or has lost lines: nothing more is written"
+            raise RunError(f"{self.path / lost[0]} {what}\n  fix: {fix}")
         return sizes
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -175,8 +174,7 @@ class RunDirectory:
 def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:
     dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=separators)
     try:
-        text = dump(dict(line))
-        text.encode()
+        (text := dump(dict(line)) + "\n").encode()
     except ValueError:  # a number that is not finite, or text without bytes: too rare to go through every line
-        text = dump(writable(dict(line)))
-    return text + "\n"
+        return dump(writable(dict(line))) + "\n"
+    return text

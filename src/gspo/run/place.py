@@ -14,7 +14,7 @@ from gspo.recipe.schema import Recipe
 from gspo.run.lock import Lock
 
 _BEGINNINGS = re.compile(
-    r"lock|unfinished_\w+_recipe\.yaml|(embedded|vllm|sglang)_(\d+\.log|model)"
+    r"lock|unfinished_(\w+_)?recipe\.yaml|(embedded|vllm|sglang)_(\d+\.log|model)"
 )  # an engine's, too
 
 

@@ -69,8 +69,11 @@ def clear(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file by another text: at any instant there is the one or the other; OSError where it cannot be."""
-    unfinished = path.with_name(f"unfinished_{os.getpid()}_{path.name}")  # others may be replacing it, too
+    """Replace a file by another text: at any instant there is the one or the other; OSError where it cannot be.
+
+    What a killed process has left of it goes with the next text.
+    """
+    unfinished = path.with_name(f"unfinished_{path.name}")
     try:
         unfinished.write_text(text, encoding="utf-8")
         sync(unfinished)

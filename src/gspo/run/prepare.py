@@ -25,9 +25,9 @@ from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_n
 from gspo.reward.log import TrainerState
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
-from gspo.run.checkpoint.store import COLD_START, Checkpoint
+from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
-from gspo.run.resume import check_rows, finished_cold_start
+from gspo.run.resume import check_rows
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's

@@ -17,18 +17,7 @@ from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
-from gspo.run.checkpoint.store import (
-    COLD_START,
-    RECIPE,
-    STATE,
-    Checkpoint,
-    DamagedError,
-    Position,
-    Store,
-    digest,
-    set_aside,
-    verified,
-)
+from gspo.run.checkpoint.store import RECIPE, STATE, Checkpoint, Position, Store, digest, finished_cold_start, set_aside
 from gspo.run.directory import RunDirectory
 from gspo.run.place import is_free
 from gspo.run.plain_files import clear
@@ -118,16 +107,6 @@ def rounding_changes(saved: Checkpoint, recipe: Recipe, environment: Mapping[str
     """The changes since then for which the run may not be bit by bit the one it would have been."""
     of_recipe = [change for change in _changes_since(saved.path, recipe) if change.effect == "rounding"]
     return [*of_recipe, *environment_changes(saved.manifest["environment"], environment)]
-
-
-def finished_cold_start(run: Path) -> Checkpoint | None:
-    """What the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
-    path = run / COLD_START
-    try:
-        return Checkpoint(path=path, manifest=verified(path)) if path.exists() else None
-    except DamagedError as damage:
-        fix = "restore it from a copy: it is the reference model too; to begin afresh, give another output_dir"
-        raise UserError(f"what the cold start ended with is not whole: {damage}", where=str(path), fix=fix) from None
 
 
 def check_rows(

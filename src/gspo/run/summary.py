@@ -69,14 +69,11 @@ def introduction(recipe: Recipe, policy: Policy, parts: Prepared) -> str:
     if policy.unknown_routers is not None:
         about += f"; its experts are not measured ({policy.unknown_routers})"
     about += f"; a response ends with {shown_tokens(policy.tokenizer, policy.stop_ids)}"
-    names = ", ".join(function.name for function in parts.functions)
     sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out"
-    sources += "".join(
-        f", {len(eval_set.queries):,} of {eval_set.name}"
-        for eval_set in parts.evaluation_sets
-        if eval_set.queries is not queries.held_out
-    )
-    sources += f"; reward: {names}"
+    for eval_set in parts.evaluation_sets:
+        if eval_set.queries is not queries.held_out:
+            sources += f", {len(eval_set.queries):,} of {eval_set.name}"
+    sources += f"; reward: {', '.join(function.name for function in parts.functions)}"
     return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
 
 
@@ -186,8 +183,13 @@ def summary(
         rows.append(("report", str(report)))
     if signal is None and reason is None and lines and (done := lines[-1]["step"]):
         rows.append(("train longer", f"gspo resume {shlex.quote(str(run))} steps={2 * done}"))
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    return "\n".join(_aligned(rows))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -217,10 +219,8 @@ def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[
         counts = [str(numbers["num_questions"]), str(settings["samples"])]
         ends = [f"{numbers['mean_response_tokens']:.1f}", f"{numbers['truncated_fraction']:.1%}"]
         rows.append((name, *shares, at_k, *counts, *ends))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield f"{tree['model']['path']} (weights {tree['model']['sha256'][:12]})"
-    for row in rows:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from _aligned(rows)
     for name, suite in suites.items():
         numbers = suite["numbers"]
         if rating := numbers.get("rating"):
@@ -241,9 +241,7 @@ def comparison_line(first: Mapping[str, Any], second: Mapping[str, Any], suite: 
     """The paired difference of two evaluations on a suite, and how many questions changed."""
     paired = compare(first, second, suite)
     difference, names = paired.difference, [tree["model"]["name"] for tree in (second, first)]
-    errors = [
-        _three(None if math.isnan(e) else e) for e in (difference.error_over_questions, difference.error_over_samples)
-    ]
+    errors = [_three(error) for error in (difference.error_over_questions, difference.error_over_samples)]
     both = (("better", paired.won), ("worse", paired.lost))
     parts = [f"{len(ids)} {word}{f' ({listed(ids, 3)})' if ids else ''}" for word, ids in both]
     changed = f"of {difference.num_questions} questions {' and '.join(parts)}"
@@ -255,4 +253,4 @@ def comparison_line(first: Mapping[str, Any], second: Mapping[str, Any], suite: 
 
 
 def _three(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -112,19 +112,27 @@ class Store:
     def tidy(self) -> None:
         """Remove what a killed run left unfinished, under no other names."""
         for name in self._names():
-            finished = name.removeprefix(_UNFINISHED)
-            if finished != name and position_of(finished.removeprefix(_DAMAGED)) is not None:
+            if name.startswith((f"{_UNFINISHED}step_", f"{_UNFINISHED}{_DAMAGED}step_")):
                 clear(self.root / name)
 
     def _names(self) -> list[str]:
         return [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
 
 
+def finished_cold_start(run: Path) -> Checkpoint | None:
+    """What the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
+    path = run / COLD_START
+    try:
+        return Checkpoint(path=path, manifest=verified(path)) if path.exists() else None
+    except DamagedError as damage:
+        fix = "restore it from a copy: it is the reference model too; to begin afresh, give another output_dir"
+        raise UserError(f"what the cold start ended with is not whole: {damage}", where=str(path), fix=fix) from None
+
+
 def position_of(name: str) -> Position | None:
     """The position of a checkpoint's name; None for any other name, such as `step_99`."""
-    if (match := _NAME.fullmatch(name)) is None:
-        return None
-    return Position(int(match[1]), _WITHIN.index(match[2] or ""))
+    match = _NAME.fullmatch(name)
+    return Position(int(match[1]), _WITHIN.index(match[2] or "")) if match else None
 
 
 def seal(directory: Path, about: Mapping[str, Any]) -> None:
