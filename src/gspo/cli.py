@@ -461,7 +461,7 @@ def _add_training(commands: Any) -> None:
     option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
     option("--config", metavar="NAME", help="the configuration of a hub id's data set")
     option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
-    shown = ". A phase prints about 40 lines; in a terminal, one for each step of reinforcement learning, above a bar"
+    shown = ". Each step of reinforcement learning prints a line; in a terminal a bar is below them"
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
