@@ -207,7 +207,7 @@ def _digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return digest(iter(lambda: file.read(2**20), b""))
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_of_content(content: Any) -> str:
