@@ -81,7 +81,7 @@ def pages() -> Mapping[str, str]:
     return {
         "recipe.md": NOTE.format("src/gspo/recipe/sections.py") + RECIPE + _recipe(),
         "metrics.md": NOTE.format("src/gspo/metrics/definitions.yaml") + METRICS + "".join(_metrics()),
-        "command_line.md": NOTE.format("src/gspo/cli.py") + COMMAND_LINE + "".join(_commands()),
+        "command_line.md": NOTE.format("src/gspo/command_line.yaml") + COMMAND_LINE + "".join(_commands()),
         "python.md": NOTE.format("the docstrings") + PYTHON + "".join(_python()),
     }
 

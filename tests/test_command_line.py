@@ -80,8 +80,8 @@ def test_a_shell_completes_commands_and_keys_of_a_recipe(
 
 def test_a_name_of_any_letters_is_written_and_found_where_the_locale_has_none(environment: dict[str, str]) -> None:
     directory = "ünï名"
-    given = {**environment, "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    given.pop("LC_ALL", None)
+    given = {**environment, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    given.pop("PYTHONUTF8", None)
     Path("tiny.yaml").write_text(f"{TINY.read_text()}output_dir: {directory}\n")
     command = [sys.executable, "-m", "gspo"]
     words = (["check", "tiny.yaml"], ["show", directory], ["check", "tiny.yaml", f"output_dir={directory}x"])
@@ -107,7 +107,7 @@ def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[s
         ("resume", "missing: RUN_DIR\n"),
         ("tarin x.yaml", "there is no command 'tarin' (choose from "),
         ("train x.yaml --new --resume", "not allowed with"),
-        ("show runs/a --step x", "argument --step: invalid int value"),
+        ("show runs/a --step x", "argument --step: 'x' is no whole number from 0 on"),
     ],
 )
 def test_what_is_no_command_shows_the_usage_with_exit_code_2(

@@ -188,7 +188,7 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
         (["model_a", "nowhere/model", "--suite", "even.yaml"], "nowhere/model"),
         (["--suite", "even.yaml"], "name a model|missing"),
         (["model_a"], "--suite"),
-        (["model_a", "--suite", ","], "--suite names no suite"),
+        (["model_a", "--suite", ","], "there is no suite ''"),
         (["model_a", "--suite", "even.yaml,even.yaml"], "two suites are named 'even'"),
         (["model_a", "--suite", "odd.yaml"], "odd.yaml: cannot be used:"),
         (["model_a", "--suite", "odd.yaml"], "unknown key sample: did you mean samples?"),

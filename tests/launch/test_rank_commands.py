@@ -77,7 +77,7 @@ def test_a_new_name_is_said_by_the_first(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/tiny/model").mkdir(parents=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(cli, "_run", lambda recipe, **_: print(recipe.name))
+    monkeypatch.setattr(cli, "_run", lambda recipe, *_, **__: print(recipe.name))
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         assert cli.main(["train", TINY, "--new"]) == 0

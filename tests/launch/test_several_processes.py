@@ -1,6 +1,5 @@
 """Runs on several processes: the same as on one, resumed on any number of them, and ended together."""
 
-import fcntl
 import json
 import math
 import os
@@ -21,7 +20,6 @@ from safetensors.torch import load_file
 from tests.faults.laboratory import Server
 
 from gspo import cli
-from gspo.launch.local import run_processes
 from gspo.learner.state import tensors_of
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -270,23 +268,6 @@ def test_where_the_launcher_is_killed_its_ranks_save_and_end(home: Path, start: 
         time.sleep(0.05)
     text = (home / "runs/orphaned/metrics.jsonl").read_text()
     assert [json.loads(line)["staleness/max"] for line in text.splitlines()[1:3]] == [0.0, 1.0]
-
-
-def test_what_a_killed_launcher_has_left_is_removed_at_the_next_start_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("gspo-ranks-killed", "gspo-ranks-alive", "gspo-ranks-of-another-make", "others"):
-        (tmp_path / name).mkdir()
-    for name in ("killed", "alive"):
-        (tmp_path / f"gspo-ranks-{name}/lock").touch()
-    with (tmp_path / "gspo-ranks-alive/lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run_processes(["--version"], 1) == 0
-        left = {path.name for path in tmp_path.iterdir()}
-        assert left == {"gspo-ranks-alive", "gspo-ranks-of-another-make", "others"}
-    assert run_processes(["--version"], 1) == 0
-    assert not (tmp_path / "gspo-ranks-alive").exists()
 
 
 def test_torchrun_starts_a_run_with_a_value_model(home: Path, start: Start) -> None:

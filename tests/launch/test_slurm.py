@@ -13,7 +13,7 @@ from tests.needs import require
 
 from gspo import cli
 from gspo.errors import UserError
-from gspo.launch.slurm import SlurmJob, slurm_script
+from gspo.launch.slurm import slurm_script
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 SECONDS = 120
@@ -137,7 +137,7 @@ def test_without_slurm_the_script_can_be_shown(
 
 def test_every_word_of_the_command_reaches_gspo_as_it_was_given(tmp_path: Path) -> None:
     words = ["train", "a recipe.yaml", 'queries.system=it\'s "$HOME" `id`']
-    script = slurm_script(SlurmJob(), "run", words).replace(f"{sys.executable} -m gspo", "printf '\\''%s\\n'\\''")
+    script = slurm_script("run", words).replace(f"{sys.executable} -m gspo", "printf '\\''%s\\n'\\''")
     stand_in = 'srun() { shift; "$@"; }; scontrol() { echo NodeAddr=here; }\n'
     environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
     output = subprocess.check_output(["bash"], input=stand_in + script, env=environment, text=True)
@@ -159,7 +159,7 @@ def test_an_option_that_is_more_than_a_word_never_reaches_the_script(
 
 def test_whatever_a_recipe_or_a_container_is_named_the_script_has_no_line_of_it(tmp_path: Path) -> None:
     hostile = "a\ntouch PWNED; $(touch PWNED) `touch PWNED` '\""
-    script = slurm_script(SlurmJob(container=hostile), "name", ["train", hostile, f"output_dir={hostile}"])
+    script = slurm_script("name", ["train", hostile, f"output_dir={hostile}"], container=hostile)
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "srun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n"}
@@ -182,12 +182,12 @@ def _wait_until(is_so: object) -> None:
 @pytest.mark.parametrize("time", ["banana", "0:03:00", "5", "4:59", "0-0:05", ""])
 def test_a_time_that_slurm_would_not_know_or_that_leaves_none_to_train_is_refused(time: str) -> None:
     with pytest.raises(UserError, match="--time"):
-        slurm_script(SlurmJob(time=time), "job", [])
+        slurm_script("job", [], time=time)
 
 
 @pytest.mark.parametrize("time", ["6", "5:01", "0:05:01", "1-0", "0-0:06", "0-0:5:1", "UNLIMITED"])
 def test_a_time_is_any_of_slurms(time: str) -> None:
-    assert f"#SBATCH --time={time}\n" in slurm_script(SlurmJob(time=time), "job", [])
+    assert f"#SBATCH --time={time}\n" in slurm_script("job", [], time=time)
 
 
 @pytest.mark.parametrize("options", [["--nodes", "0"], ["--processes-per-node", "-3"], ["--save-seconds", "1.5"]])

@@ -1,8 +1,6 @@
 """The ranks of a run as processes of this machine."""
 
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +8,14 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, UserError
 from gspo.launch.supervise import LOST, run_ranks
-from gspo.run.lock import is_locked
+from gspo.rank_environment import world_size
 
-_PREFIX = "gspo-ranks-"  # of the directories in which ranks meet
 _LIBRARIES = 350 * 2**20  # bytes of a process
 
 
@@ -45,33 +41,25 @@ class LocalRank(subprocess.Popen[bytes]):
 def run_processes(arguments: Sequence[str], number: int) -> int:
     """Run gspo with these arguments as so many ranks of one run; its exit code, once all of them have ended.
 
-    UserError where their libraries alone would take more memory than there is.
+    UserError in a rank, and where the ranks' libraries alone would take more memory than there is.
     """
+    if world_size() > 1:
+        raise UserError("this is already one of several processes", where="--processes", fix="leave it out")
     free = psutil.virtual_memory().available
     if number * _LIBRARIES > free:
         what = f"{number} processes take {number * _LIBRARIES / 2**30:.1f} GiB before they have a model"
         fix = f"start {max(1, free // _LIBRARIES)} at most"
         raise UserError(f"{what}, and {free / 2**30:.1f} GiB are free", where="--processes", fix=fix)
-    threads = os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // number))
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # by a launcher that was killed
-        if (left / "lock").exists() and not is_locked(left):
-            shutil.rmtree(left, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=_PREFIX) as directory,  # which nobody else may read
-        Path(directory, "lock").open("w") as lock,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks hold it, too, until they have saved what they can
-        options = {"pass_fds": [lock.fileno()]}
-        shared = {
-            "WORLD_SIZE": number,
-            "LOCAL_WORLD_SIZE": number,
-            "OMP_NUM_THREADS": threads,
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
-            RENDEZVOUS: f"file://{directory}/store",
+    with tempfile.TemporaryDirectory(prefix="gspo-ranks-") as directory:  # which nobody else may read
+        usual: dict[str, Any] = {
+            "OMP_NUM_THREADS": max(1, len(os.sched_getaffinity(0)) // number),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
         }
-        own = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number))
-        return run_ranks([LocalRank(arguments, environment, **options) for environment in own])
+        shared = {name: os.environ.get(name, value) for name, value in usual.items()}
+        shared |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, RENDEZVOUS: f"file://{directory}/store"}
+        own = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number)]
+        return run_ranks([LocalRank(arguments, environment) for environment in own])
 
 
 def end_with_launcher() -> None:

@@ -2,8 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -12,8 +11,8 @@ from gspo.errors import SILENT, listed
 LOST = -128  # the exit code of a rank that does not end, or whose host does not answer; no signal's
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
-_TWICE_SECONDS = 1.0
-_END_SECONDS = 5.0  # that ranks have to end by themselves once one has failed, and again once they are asked to
+_TWICE_SECONDS = 1.0  # within which a signal that comes twice is one
+_END_SECONDS = 10.0  # that ranks have to end by themselves once one has failed
 _LOST_SECONDS = 10.0  # that a killed rank has to be gone
 _POLL_SECONDS = 0.05
 
@@ -23,14 +22,9 @@ class RankProcess(Protocol):
 
     returncode: int | None  # of a signal's number, below zero; None while it runs; what is set counts from then on
 
-    def poll(self) -> int | None:
-        """See whether it has ended; its exit code."""
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-
-    def how_ended(self) -> str:
-        """Why it has no exit code of its own, where that is so."""
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int) -> None: ...
+    def how_ended(self) -> str: ...  # why it has no exit code of its own, where that is so
 
 
 def with_restarts(run: Callable[[], int], max_failures: int, say: Callable[[str], object]) -> int:
@@ -51,51 +45,63 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
 
     The first signal goes on to every rank, and the second ends them at once. Where a rank fails, all end.
     """
-    received: list[signal.Signals] = []
+    received, came_at = list[signal.Signals](), dict[int, float]()
+
+    def collect(number: int, frame: FrameType | None) -> None:
+        """Keep it for later: what asks after the ranks may be in the middle of that."""
+        # A Ctrl-C comes from the terminal, and again from a program such as `timeout` that has started this one.
+        if time.monotonic() - came_at.get(number, -_TWICE_SECONDS) >= _TWICE_SECONDS:
+            received.append(signal.Signals(number))
+        came_at[number] = time.monotonic()
+
+    heeded = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    heeded = [number for number in heeded if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, collect) for number in heeded}
     try:
-        with _collected_signals(received):
-            failed = _watch(ranks, received)
+        failed = _watch(ranks, received)
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _kill(ranks)
     return _exit_code(ranks, received, failed)
 
 
 def _watch(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> set[int]:
     """Wait until all have ended or are to be killed; the ranks that have failed by themselves."""
-    failed: set[int] = set()
-    failed_at, is_passed_on, is_asked = 0.0, False, False
-    while None in [process.poll() for process in ranks]:
-        if not is_asked:
-            failed |= {number for number, process in enumerate(ranks) if process.returncode}
-        failed_at = failed_at or (time.monotonic() if failed else 0.0)
-        seconds = time.monotonic() - failed_at if failed else 0.0
-        if len(received) > 1 or seconds > 2 * _END_SECONDS:
-            return failed
+    failed_at, is_passed_on = 0.0, False
+    while None in [rank.poll() for rank in ranks]:
+        if any(rank.returncode for rank in ranks):
+            failed_at = failed_at or time.monotonic()
+        if len(received) > 1 or (failed_at and time.monotonic() - failed_at > _END_SECONDS):
+            break
         if received and not is_passed_on:
             is_passed_on = True
             _signal(ranks, received[0])
-        if seconds > _END_SECONDS and not is_asked:
-            is_asked = True
-            _signal(ranks, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
-    return failed if is_asked else {number for number, process in enumerate(ranks) if process.returncode}
+    return {number for number, rank in enumerate(ranks) if rank.returncode}
 
 
 def _kill(ranks: Sequence[RankProcess]) -> None:
     """End those that still run; one that does not end is lost: its host is gone, or it waits for a disk that is."""
     _signal(ranks, signal.SIGKILL)
     killed_at = time.monotonic()
-    while None in [process.poll() for process in ranks] and time.monotonic() - killed_at < _LOST_SECONDS:
+    while None in [rank.poll() for rank in ranks] and time.monotonic() - killed_at < _LOST_SECONDS:
         time.sleep(_POLL_SECONDS)
-    for process in ranks:
-        if process.poll() is None:
-            process.returncode = LOST
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.returncode = LOST
+
+
+def _signal(ranks: Sequence[RankProcess], number: int) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.send_signal(number)
 
 
 def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals], failed: set[int]) -> int:
     """The run's. Says why it has ended where no rank does."""
-    codes = [process.returncode or 0 for process in ranks]
-    causes = [number for number, process in enumerate(ranks) if number in failed or process.returncode == LOST]
+    codes = [rank.returncode or 0 for rank in ranks]
+    causes = [number for number, code in enumerate(codes) if number in failed or code == LOST]
     # A rank that a signal ends before it listens to signals has not failed.
     ended = [number for number in causes if codes[number] < 0 and -codes[number] not in received]
     said = [codes[number] for number in causes if 0 < codes[number] != SILENT]
@@ -111,34 +117,3 @@ def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals],
         print(f"failed: {f'{stuck} has kept the others waiting, and had to be killed' if stuck else lost}{FIX}")
     code = next(iter(said), int(any(codes)))
     return _SIGNALLED + received[0] if code and received else code
-
-
-def _signal(ranks: Sequence[RankProcess], number: int) -> None:
-    for process in ranks:
-        if process.poll() is None:
-            process.send_signal(number)
-
-
-@contextmanager
-def _collected_signals(received: list[signal.Signals]) -> Iterator[None]:
-    """Collect signals: what asks after ranks may be in the middle of that, and sends them on afterwards.
-
-    The same one twice within a second is one: a Ctrl-C comes from the terminal, and again from a program such as
-    `timeout` that has started this one.
-    """
-    at: dict[int, float] = {}  # by signal: when it came last
-
-    def collect(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - at.get(number, -_TWICE_SECONDS) >= _TWICE_SECONDS:
-            received.append(signal.Signals(number))
-        at[number] = time.monotonic()
-
-    numbers = [
-        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, collect) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
