@@ -305,8 +305,12 @@ def test_a_path_that_cannot_be_is_refused_on_the_command_line(failing: Failing) 
 
 
 def test_a_recipe_that_may_not_be_read_says_so(failing: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object, **__: object) -> str:
-        raise PermissionError(errno.EACCES, "Permission denied")
+    read = Path.read_text
+
+    def forbidden(path: Path, **options: str) -> str:
+        if path == TINY:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path, **options)
 
     monkeypatch.setattr(Path, "read_text", forbidden)
     assert "cannot be read: Permission denied" in failing("train", TINY)

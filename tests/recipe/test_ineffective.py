@@ -1,4 +1,4 @@
-"""Nothing is ignored in silence: each setting that cannot have an effect gets a sentence, and no other does."""
+"""What leaves the loss flat, costs time or memory, or is of a part that is off gets a sentence, and nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,43 +56,15 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"actor": {"optimizer": {"min_lr_fraction": 0.1}}}, "actor.optimizer.min_lr_fraction"),
         ({"actor": {"optimizer": {"warmup_steps": 100}}}, "actor.optimizer.warmup_steps"),
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start has no effect without cold_start.steps"),
-        ({"checkpoint": {"every": 11}}, "checkpoint.every 11 is beyond the last step, 10"),
-        ({"evaluation": {"every": 11}}, "evaluation.every 11 is beyond the last step, 10"),
-        ({"actor": {"kl": {"coefficient": 1, "refresh_steps": 10}}}, "never refreshed before the last step, 10"),
-        (
-            {"rollout": {"engine": "vllm"}, "evaluation": {"temperature": 0.001}},
-            "evaluation.temperature 0.001: vllm takes 0.01",
-        ),
-        ({"rollout": {"temperature": 0.7}}, "evaluation.temperature is 1, and rollout.temperature 0.7"),
         ({"actor": {"optimizer": {"lr": 1e5}}}, "actor.optimizer.lr 100000 is far above"),
         ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),
-        ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
-        ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),
-        ({"queries": {"procedural": {"task": "chain_sum"}, "config": "main"}}, "queries.config"),
-        ({"evaluation": {"split": "validation"}}, "evaluation.split"),
-        ({"cold_start": {"steps": 5, "path": "rows.jsonl", "optimizer": {"warmup_steps": 5}}}, "warmup_steps 5"),
-        (
-            {
-                "cold_start": {
-                    "steps": 5,
-                    "path": "rows.jsonl",
-                    "optimizer": {"schedule": "constant", "min_lr_fraction": 0.1},
-                }
-            },
-            "cold_start.optimizer.min_lr_fraction",
-        ),
         ({"actor": {"routing_replay": "policy", "old_logprobs": "engine"}}, "actor.routing_replay: policy"),
         ({"actor": {"kl": {"refresh_steps": 2}}}, "actor.kl has no effect without actor.kl.coefficient"),
         ({"actor": {"kl": {"refresh_weight": 0.5}}}, "actor.kl has no effect without actor.kl.coefficient"),
-        ({"actor": {"kl": {"coefficient": 1, "refresh_weight": 0.5}}}, "no effect without actor.kl.refresh_steps"),
-        ({"actor": {"optimizer": {"no_decay": ["*norm*"]}}}, "actor.optimizer.no_decay has no effect without"),
         ({"actor": {"surrogate": "reinforce", "mini_batches": 1, "epochs": 3}}, "first of 3 mini-batches are stale"),
         ({"actor": {"clip_fraction": 0.3, "mini_batches": 1, "epochs": 2}}, "2 mini-batches clip about 0.25 at most"),
         ({"model": {"path": "x", "attn_implementation": "eager"}}, "model.attn_implementation: eager: sequences are"),
         ({"model": {"path": "x", "trust_remote_code": True}}, "runs the Python code of x with your rights"),
-        ({"report": {"project": "mine"}}, "report.project"),
-        ({"report": {"project": "mine", "trackers": ["tensorboard"]}}, "report.project"),
-        ({"report": {"rollouts": False, "tokens": False}}, "report.tokens"),
     ],
 )
 def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.published import ALIASES
@@ -34,10 +35,11 @@ def described(
 
     Of a file that holds a part of a recipe, `inside` says which; the faults name its keys as the file does.
     """
-    faults = [fault for item in error.errors() for fault in _faults({**item, "loc": (*inside, *item["loc"])})]
-    prefix = "".join(f"{part}." for part in inside)
-    faults = [(key, sentence.replace(prefix, "") if prefix else sentence) for key, sentence in faults]
-    lines = [("command line" if _is_of(overridden, *fault) else where, fault[1]) for fault in faults]
+    lines, prefix = list[tuple[str, str]](), "".join(f"{part}." for part in inside)
+    for item in error.errors():
+        for key, sentence in _faults({**item, "loc": (*inside, *item["loc"])}):
+            place = "command line" if _is_of(overridden, key, sentence) else where
+            lines.append((place, sentence.replace(prefix, "") if prefix else sentence))
     places = list(dict.fromkeys(place for place, _ in lines))
     shown = [line if len(places) == 1 else f"{place}: {line}" for place, line in lines]
     return UserError("\n  ".join(["cannot be used:", *shown] if shown[1:] else shown), where=" and ".join(places))
@@ -49,7 +51,7 @@ def hint(key: str) -> str | None:
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
             return _other_names()[end]
-        keys = [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}") and not name.startswith(_SUITES)]
+        keys = [name for name in _keys() if f".{name}".endswith(f".{end}") and not name.startswith(_SUITES)]
         # A last name that several sections have says less than the section of another library that it is in.
         if keys and not (keys[1:] and any(part in _other_names() for part in parts[:-1])):
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
@@ -96,9 +98,8 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 def _of_value(message: str, key: str, value: Any) -> str:
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")  # as YAML has them
-    field = dict(recipe_keys()).get(key)
-    meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
-    meaning = meaning or "see docs/reference/recipe.md"
+    meaning = (key in _keys() and _keys()[key].description) or "see docs/reference/recipe.md"
+    meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", meaning)  # without links
     advice = did_you_mean(shown(value), re.findall(r"'(\w+)'", message), meaning, cutoff=0.5)
     return f"{message}, not {shown(value)}: {advice}"
 
@@ -108,24 +109,26 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     parent, dot, last = where.rpartition(".")
     known = _keys_in(re.sub(r"\.\d+", "", parent))
     near = difflib.get_close_matches(last, known, n=1)
-    is_of_others = isinstance(value, dict) and any(_other_names().keys() & {last, f"{last}.{name}"} for name in value)
-    if isinstance(value, dict) and value and (not near or is_of_others):
-        for name, inner in value.items():
-            yield from _unknown(f"{where}.{name}", inner)
-        return
-    guess = f"known: {', '.join(known)}" if known else "there is no section of this name"
-    if near:
-        guess = f"did you mean {parent}{dot}{near[0]}?"
-    if where in dict(recipe_keys()):
-        guess = "write it as a section in a section"
-    elif not difflib.get_close_matches(last, known, n=1, cutoff=_MISSPELT):
-        guess = hint(where) or guess
-    yield where, f"unknown key {where}: {guess}"
+    inner = value if isinstance(value, dict) else {}
+    if inner and (not near or _other_names().keys() & {last, *(f"{last}.{name}" for name in inner)}):
+        for name in inner:
+            yield from _unknown(f"{where}.{name}", inner[name])
+    elif where in _keys():
+        yield where, f"unknown key {where}: write it as a section in a section"
+    else:
+        guess = f"known: {', '.join(known)}" if known else "there is no section of this name"
+        guess = f"did you mean {parent}{dot}{near[0]}?" if near else guess
+        is_misspelt = difflib.get_close_matches(last, known, n=1, cutoff=_MISSPELT)
+        yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
 
 
 def _keys_in(section: str) -> list[str]:
-    names = (name.rpartition(".") for name, _ in recipe_keys())
-    return [last for parent, _, last in names if parent == section]
+    return [last for parent, _, last in (name.rpartition(".") for name in _keys()) if parent == section]
+
+
+@cache
+def _keys() -> Mapping[str, FieldInfo]:
+    return dict(recipe_keys())
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RecipeKeys, ServerConfig, names_file
+from gspo.recipe.sections import ModelConfig, RecipeKeys, ServerConfig, names_file
 
 LOWEST_TEMPERATURE = 0.01  # vLLM samples at this one where a lower one is asked for
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
@@ -19,13 +19,14 @@ def refusals(recipe: RecipeKeys) -> list[str]:
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
-    """A sentence for each setting that has no effect in this recipe, or another one than its reader would expect."""
-    notes = _true_sentences(_noted_ratios(recipe) | _noted_terms(recipe.actor) | _noted_amounts(recipe))
-    for (keys, needed), has_needed in _needs(recipe).items():
-        changed = ", ".join(key for key in keys.split() if attrgetter(key)(recipe) != attrgetter(key)(_DEFAULTS))
-        if changed and not has_needed:
-            notes.append(f"{changed} has no effect without {needed}")
-    return notes
+    """A sentence for each setting that leaves the loss flat, costs time or memory, or is one of a part that is off.
+
+    What else has no effect beside other settings is not said: docs/reference/recipe.md has what a key needs.
+    """
+    notes = _true_sentences(_noted(recipe))
+    unmet = [names for names, is_met in _needs(recipe).items() if not is_met]
+    changed = [pair for pair in unmet if attrgetter(pair[0])(recipe) != attrgetter(pair[0])(_DEFAULTS)]
+    return [*notes, *(f"{key} has no effect without {needed}" for key, needed in changed)]
 
 
 def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
@@ -160,9 +161,14 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     }
 
 
-def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
-    actor, level, updates = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.updates_per_step
-    most_clipped = (1 - 1 / updates) / 2
+def _noted(recipe: RecipeKeys) -> dict[str, object]:
+    rollout, actor, kl, evaluation = recipe.rollout, recipe.actor, recipe.actor.kl, recipe.evaluation
+    level, updates, published = actor.importance_sampling_level, actor.updates_per_step, PUBLISHED[actor.surrogate]
+    most_clipped, all_updates = (1 - 1 / updates) / 2, recipe.steps * updates
+    clip_range, usual = (actor.clip_low, actor.clip_high), published.range(level)
+    is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
+    written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
+    warmup, attention = actor.optimizer.warmup_steps, recipe.model.attn_implementation
     return {
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
         experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
@@ -174,135 +180,55 @@ def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.surrogate == "reinforce" and updates > 1,
         """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
         """: level == "sequence_token" and not _per_token(recipe),
-        f"""actor.dual_clip {actor.dual_clip} will not bind: the ratio of a sequence stays near 1
-        """: actor.surrogate == "dual_clip" and level != "token",
         f"""actor.clip_fraction is out of reach: {updates} mini-batches clip about {most_clipped:.2g} at most
         """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
-    }
-
-
-def _noted_terms(actor: ActorConfig) -> dict[str, object]:
-    published, level, kl = PUBLISHED[actor.surrogate], actor.importance_sampling_level, actor.kl
-    clip_range, usual = (actor.clip_low, actor.clip_high), published.range(level)
-    is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
-    clips_nothing = published.form in ("sapo", "reinforce")
-    written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
-    by_sequence = actor.correction_level == "sequence"
-    return {
-        f"""actor.clip_low/high {written} has no effect: {actor.surrogate} clips nothing
-        """: clips_nothing and clip_range != usual,
         f"""actor.clip_low/high {written} is far from {usually}, which null takes and {actor.surrogate} was published
         with for the ratio of a {level}: a wider range never binds, and most ratios fall outside a narrower one
-        """: not clips_nothing and is_far and actor.clip_fraction is None,
+        """: is_far and actor.clip_fraction is None and published.form not in ("sapo", "reinforce"),
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
         f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
         are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
         """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
-        f"""actor.correction_high {actor.correction_high} is for tokens and will not bind: a sequence's mean ratio
-        stays within a few hundredths of 1 (geometric_mask: 0.99 and 1.01)
-        """: actor.correction in ("tis", "mis") and by_sequence and (actor.correction_high or 0) >= 1.5,
-    }
-
-
-def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
-    rollout, actor, model, attention = recipe.rollout, recipe.actor, recipe.model, recipe.model.attn_implementation
-    updates = recipe.steps * actor.updates_per_step
-    steps = {"actor": updates, "critic": updates * (actor.advantage == "gae"), "cold_start": recipe.cold_start.steps}
-    warmups = {name: getattr(recipe, name).optimizer.warmup_steps for name in steps}
-    last, saves, evaluation, refresh = recipe.steps, recipe.checkpoint.every, recipe.evaluation, actor.kl.refresh_steps
-    evaluated = [evaluation.temperature, *(suite.temperature for suite in evaluation.suites)]
-    coldest = min(filter(None, evaluated), default=1.0)  # 0 takes the likeliest token in any engine
-    return {
-        **{
-            f"{name}.optimizer.warmup_steps {warmups[name]} is not over within the {number} optimiser steps": True
-            for name, number in steps.items()
-            if 0 < number <= warmups[name]
-        },
+        f"""actor.optimizer.warmup_steps {warmup} is not over within the {all_updates} optimiser steps
+        """: all_updates <= warmup,
+        f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
+        """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
         """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
         the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
         """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",
-        """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
-        """: recipe.checkpoint.seconds is None and not (recipe.checkpoint.every or recipe.checkpoint.best),
-        f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
-        """: attention not in (None, "sdpa"),
-        f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
-        """: model.trust_remote_code,
-        f"""checkpoint.every {saves} is beyond the last step, {last}
-        """: saves > last,
-        f"""evaluation.every {evaluation.every} is beyond the last step, {last}
-        """: (evaluation.num_queries or evaluation.suites) and evaluation.every > last,
-        f"""actor.kl.refresh_steps {refresh}: the reference is never refreshed before the last step, {last}
-        """: actor.kl.coefficient and refresh is not None and refresh >= last,
-        f"""evaluation.temperature {coldest:g}: {rollout.engine} takes 0.01 for anything below,
-        which draws the likeliest token unless two are almost as likely
-        """: rollout.engine == "vllm" and coldest < LOWEST_TEMPERATURE,
-        f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
-        distribution than the one that is trained
-        """: evaluation.num_queries > 0 and rollout.temperature != evaluation.temperature == 1,
-        f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
-        """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
         """: _goes_by_evaluation(recipe) and not evaluation.every,
+        f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
+        """: attention not in (None, "sdpa"),
+        f"""model.trust_remote_code: true runs the Python code of {recipe.model.path or recipe.model.tokenizer} with
+        your rights
+        """: recipe.model.trust_remote_code,
     }
 
 
 def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
-    """The keys, or sections, that act only beside another setting, that setting, and whether the recipe has it."""
-    rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
-    evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
-    per = {reward.per for reward in recipe.reward}
-    has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
-    has_hub_ids = [path is not None and not names_file(path) for path in (queries.path, evaluation.path)]
+    """The key, or section, that acts only beside another setting, that setting, and whether the recipe has it."""
+    rollout, actor, evaluation = recipe.rollout, recipe.actor, recipe.evaluation
     changes_experts = actor.routing_replay != "policy" or actor.updates_per_step > 1
-    no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
         ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
-        ("actor.advantage_ddof", "actor.advantage: group or batch"): actor.advantage in ("group", "batch"),
-        ("actor.discount", "a reward per token or segment"): per - {"response"},
+        ("actor.discount", "a reward per token or segment"): {reward.per for reward in recipe.reward} - {"response"},
         ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
-        ("actor.kl.refresh_weight", "actor.kl.refresh_steps"): actor.kl.refresh_steps or not actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
-        ("actor.correction_low", "a correction with a lower bound"): CORRECTIONS[actor.correction].low is not None,
-        ("actor.correction_high", "a correction with an upper bound"): has_high,
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
-        ("actor.optimizer.no_decay", "actor.optimizer.weight_decay"): _decays(actor.optimizer),
-        ("critic", "actor.advantage: gae, whose value model it is"): not no_critic,
-        ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
-        ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
-        ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
+        ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
-        ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
-        ("rollout.too_old rollout.in_turn", "rollout.max_staleness"): rollout.max_staleness,
-        ("rollout.interrupt", "sampling beside the training"): rollout.at_publish != "none",
-        ("rollout.old_cache", "rollout.interrupt beside the training"): rollout.at_publish in ("recompute", "keep"),
-        ("rollout.overlong", "an overlong_margin"): rollout.overlong != "penalty" or rollout.overlong_margin,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
-        ("rollout.segment_separator", "a reward per segment"): "segment" in per,
-        ("cold_start", "cold_start.steps"): cold_start.steps,
-        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
-        ("cold_start.optimizer.no_decay", "cold_start.optimizer.weight_decay"): _decays(cold_start.optimizer),
-        ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
-        ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
-        ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
+        ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("evaluation.every", "evaluation.num_queries or suites"): evaluation.num_queries or evaluation.suites,
-        ("evaluation.path evaluation.samples", "evaluation.num_queries"): evaluation.num_queries,
-        ("evaluation.temperature evaluation.pass_threshold", "evaluation.num_queries"): evaluation.num_queries,
-        ("checkpoint.best_is", "checkpoint.best"): recipe.checkpoint.best,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,
-        ("early_stop.min_improvement", "early_stop.patience"): recipe.early_stop.patience,
-        ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
-        ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
     }
-
-
-def _decays(optimizer: OptimizerConfig) -> object:
-    return optimizer.weight_decay or optimizer.options.get("weight_decay")
 
 
 def _goes_by_evaluation(recipe: RecipeKeys) -> bool:
