@@ -280,9 +280,8 @@ def test_a_number_that_is_none_is_refused_wherever_a_number_stands(minimal: Path
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rollout.turn_separator=x", "rollout.turn_separator is called rollout.segment_separator"),
-        ("rollout.turn_separator=null", "rollout.turn_separator is called rollout.segment_separator"),
-        ("reward.0.per=turn", "reward.0.per: turn is called per: segment"),
+        ("rollout.turn_separator=x", "rollout.turn_separator: here it is rollout.segment_separator"),
+        ("reward.0.per=turn", "reward.0.per: turn: here it is per: segment"),
     ],
 )
 def test_a_renamed_key_or_value_is_refused_with_its_new_name(override: str, message: str, tmp_path: Path) -> None:

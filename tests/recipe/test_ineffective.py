@@ -53,18 +53,15 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"actor": {"importance_sampling_level": "sequence_token"}}, "sequence_token"),
         ({"actor": {"clip_low": 0.2, "clip_high": 0.27}}, "actor.clip_low"),
         ({"actor": {"importance_sampling_level": "token", "clip_low": 3e-4, "clip_high": 4e-4}}, "actor.clip_low"),
-        ({"actor": {"optimizer": {"min_lr_fraction": 0.1}}}, "actor.optimizer.min_lr_fraction"),
         ({"actor": {"optimizer": {"warmup_steps": 100}}}, "actor.optimizer.warmup_steps"),
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start has no effect without cold_start.steps"),
         ({"actor": {"optimizer": {"lr": 1e5}}}, "actor.optimizer.lr 100000 is far above"),
-        ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),
         ({"actor": {"routing_replay": "policy", "old_logprobs": "engine"}}, "actor.routing_replay: policy"),
         ({"actor": {"kl": {"refresh_steps": 2}}}, "actor.kl has no effect without actor.kl.coefficient"),
         ({"actor": {"kl": {"refresh_weight": 0.5}}}, "actor.kl has no effect without actor.kl.coefficient"),
         ({"actor": {"surrogate": "reinforce", "mini_batches": 1, "epochs": 3}}, "first of 3 mini-batches are stale"),
         ({"actor": {"clip_fraction": 0.3, "mini_batches": 1, "epochs": 2}}, "2 mini-batches clip about 0.25 at most"),
         ({"model": {"path": "x", "attn_implementation": "eager"}}, "model.attn_implementation: eager: sequences are"),
-        ({"model": {"path": "x", "trust_remote_code": True}}, "runs the Python code of x with your rights"),
     ],
 )
 def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) -> None:

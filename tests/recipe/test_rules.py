@@ -228,7 +228,6 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
-        ({"actor": {"discount": 0.9}}, "actor.discount"),
         ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
         ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
         ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),

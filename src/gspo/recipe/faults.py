@@ -10,19 +10,11 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from gspo.errors import UserError, did_you_mean
-from gspo.recipe.published import ALIASES
 from gspo.recipe.schema import recipe_keys
 
-# Keys, and values of keys, that had another name in an earlier version, or have one elsewhere.
 _SUITES = "evaluation.suites."  # their keys have the names of others, which are more often meant
-RENAMED = {
-    "rollout.turn_separator": "rollout.segment_separator",
-    "reward.per: turn": "per: segment",
-    **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
-}
 _MISSPELT = 0.85  # how much of two names is alike where one hardly means anything else
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -51,7 +43,7 @@ def hint(key: str) -> str | None:
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
             return _other_names()[end]
-        keys = [name for name in _keys() if f".{name}".endswith(f".{end}") and not name.startswith(_SUITES)]
+        keys = [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}") and not name.startswith(_SUITES)]
         # A last name that several sections have says less than the section of another library that it is in.
         if keys and not (keys[1:] and any(part in _other_names() for part in parts[:-1])):
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
@@ -79,9 +71,7 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
     where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ").partition(", unable")[0]
     key = ".".join(part for part in location if isinstance(part, str))
-    if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
-        yield where, f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
-    elif meant := isinstance(value, str) and _other_names().get(f"{key}={value}"):
+    if meant := isinstance(value, str) and _other_names().get(f"{key}={value}"):
         yield where, f"{where}: {value}: {meant}"
     elif kind == "refusal" and not where:  # a rule names its keys itself
         yield from (("", sentence) for sentence in message.split("\n  "))
@@ -98,7 +88,8 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 def _of_value(message: str, key: str, value: Any) -> str:
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")  # as YAML has them
-    meaning = (key in _keys() and _keys()[key].description) or "see docs/reference/recipe.md"
+    field = dict(recipe_keys()).get(key)
+    meaning = (field and field.description) or "see docs/reference/recipe.md"
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", meaning)  # without links
     advice = did_you_mean(shown(value), re.findall(r"'(\w+)'", message), meaning, cutoff=0.5)
     return f"{message}, not {shown(value)}: {advice}"
@@ -113,7 +104,7 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     if inner and (not near or _other_names().keys() & {last, *(f"{last}.{name}" for name in inner)}):
         for name in inner:
             yield from _unknown(f"{where}.{name}", inner[name])
-    elif where in _keys():
+    elif where in dict(recipe_keys()):
         yield where, f"unknown key {where}: write it as a section in a section"
     else:
         guess = f"known: {', '.join(known)}" if known else "there is no section of this name"
@@ -123,12 +114,8 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _keys_in(section: str) -> list[str]:
-    return [last for parent, _, last in (name.rpartition(".") for name in _keys()) if parent == section]
-
-
-@cache
-def _keys() -> Mapping[str, FieldInfo]:
-    return dict(recipe_keys())
+    names = (name.rpartition(".") for name, _ in recipe_keys())
+    return [last for parent, _, last in names if parent == section]
 
 
 @cache

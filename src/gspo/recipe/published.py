@@ -87,15 +87,6 @@ ONLY: Mapping[str, str] = {
     "reinforce": "it has no importance ratio, so none of a sequence either: all levels are the same",
 }
 
-# What people also call them, and how it is written here.
-ALIASES: Mapping[str, str] = {
-    "gspo": "clip",
-    "gspo_token": "clip with actor.importance_sampling_level: sequence_token",
-    "grpo": "clip with actor.importance_sampling_level: token",
-    "rloo": "reinforce",
-    "opsm": "a surrogate with actor.opsm_delta",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCorrection:

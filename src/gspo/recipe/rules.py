@@ -1,7 +1,4 @@
-"""The rules between the keys of a recipe: what is refused together, and what has no effect and is noted.
-
-Each table maps a sentence to the condition under which it is true of the recipe.
-"""
+"""The rules between a recipe's keys: tables of sentences, each with the condition under which it is true."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -19,10 +16,7 @@ def refusals(recipe: RecipeKeys) -> list[str]:
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
-    """A sentence for each setting that leaves the loss flat, costs time or memory, or is one of a part that is off.
-
-    What else has no effect beside other settings is not said: docs/reference/recipe.md has what a key needs.
-    """
+    """A sentence for each setting that leaves the loss flat, costs time or memory, or is one of a part that is off."""
     notes = _true_sentences(_noted(recipe))
     unmet = [names for names, is_met in _needs(recipe).items() if not is_met]
     changed = [pair for pair in unmet if attrgetter(pair[0])(recipe) != attrgetter(pair[0])(_DEFAULTS)]
@@ -201,32 +195,26 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: _goes_by_evaluation(recipe) and not evaluation.every,
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
         """: attention not in (None, "sdpa"),
-        f"""model.trust_remote_code: true runs the Python code of {recipe.model.path or recipe.model.tokenizer} with
-        your rights
-        """: recipe.model.trust_remote_code,
     }
 
 
 def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
     """The key, or section, that acts only beside another setting, that setting, and whether the recipe has it."""
-    rollout, actor, evaluation = recipe.rollout, recipe.actor, recipe.evaluation
+    rollout, actor = recipe.rollout, recipe.actor
     changes_experts = actor.routing_replay != "policy" or actor.updates_per_step > 1
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
         ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
-        ("actor.discount", "a reward per token or segment"): {reward.per for reward in recipe.reward} - {"response"},
         ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
-        ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
         ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
-        ("evaluation.every", "evaluation.num_queries or suites"): evaluation.num_queries or evaluation.suites,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,
     }
 
