@@ -38,12 +38,13 @@ _GROUP_SIZE = 8
 _SHARE = 0.8  # of the memory that an estimate may fill
 _ON_GPU = {"new_tokens": 1024, "queries": 64, "pass_tokens": 16_384, "held_out": 512, "steps": 200}  # at most
 _ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 60}
+_CLIP_FRACTION = "\n  clip_fraction: 0.15 # of the tokens are clipped, which scales both"
 _KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
 
 RECIPE = """\
 # Written by gspo init; every key is in docs/reference/recipe.md
 name: {name}
-steps: {steps} # {epochs:.2g} epochs of the rows
+steps: {steps} # gspo check says how many epochs that is
 
 model:
   path: {model} # {about_model}
@@ -61,7 +62,7 @@ rollout:
 reward:{reward}
 
 actor:
-  clip_low: 3e-4 # the paper's, for thousands of tokens{scaled}
+  clip_low: 3e-4 # the paper's, for thousands of tokens
   clip_high: 4e-4{clip_fraction}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
@@ -71,16 +72,13 @@ evaluation:
   num_queries: {num_held_out} # held out of the rows; evaluation.path: FILE gives others
 """
 REWARDS = '''\
-"""Reward functions for {name}.yaml; `gspo check` tries those that it names on a row.
-
-A function gets lists with an entry for each response, and returns a number for each, or None where it does not apply.
-"""
+"""Reward functions for {name}.yaml, as docs/guides/rewards.md has them; `gspo check` tries those that it names."""
 
 # The columns of the data, with the first row's values:{columns}
 
 
 def score(completions, {parameters}**columns):
-    """A number for each response: the higher, the better."""
+    """A number for each response: the higher, the better; None where the function does not apply."""
     texts = [{text} for completion in completions]
     raise NotImplementedError("return a number for each of the texts: what makes a response good?")
 '''
@@ -88,7 +86,7 @@ def score(completions, {parameters}**columns):
 
 def init(
     data: str,
-    model: str | None,
+    model: str,
     *,
     out: Path = Path(),
     name: str | None = None,
@@ -100,9 +98,6 @@ def init(
     `answer` names the column with the right answers, where none of the usual names does. `queries` are keys of that
     section: prompt, config and split. Raises UserError before anything is written.
     """
-    if model is None:
-        fix = "add --model DIR, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct; to see a run without one: make train"
-        raise UserError("there is no model", where="gspo init", fix=fix)
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem).strip("-._") or "my-run"
     recipe_file, reward_file = out / f"{name}.yaml", out / "rewards.py"
     for file in (recipe_file, reward_file):
@@ -158,21 +153,20 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     sizes = _sizes(draft, config, max(lengths), len({str(row.prompt) for row in rows.train}))
     if out.resolve() != Path.cwd():  # then paths are absolute, but for hub ids
         data, model = (str(Path(path).absolute()) if Path(path).exists() else path for path in (data, model))
-    split = queries.split if queries.split != "train" else None
-    overlong = "filter" if len(rendered) < len(rows.train) else None  # more will be, for a response needs room
-    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction, "overlong": overlong}
+    keys = {"config": queries.config, "prompt": queries.prompt, **instruction}
+    keys |= {"split": queries.split} if queries.split != "train" else {}
+    keys |= {"overlong": "filter"} if len(rendered) < len(rows.train) else {}  # more will be: a response needs room
     kind = "text" if isinstance(first.prompt, str) else "chat"
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     return {
         **reward,
         **sizes,
         "name": _yaml(draft.name),
-        "epochs": sizes["steps"] * sizes["queries_per_step"] / (len(rows.train) - sizes["num_held_out"]),
         "model": _yaml(model),
-        "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
         "data": _yaml(data),
-        "about_data": f"{len(rows.train):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
         "queries": "".join(f"\n  {key}: {_yaml(value)}" for key, value in keys.items() if value is not None),
+        "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
+        "about_data": f"{len(rows.train):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
     }
 
 
@@ -210,24 +204,19 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
             what, fix = f"no model can be made: {str(error)[:200]}", "give a causal language model"
             raise UserError(what, where=f"--model: {draft.model.path}", fix=fix) from None
 
-    stages = {"update": ("in the update", "micro_batch_tokens"), "sampling": ("while sampling", "max_rows")}
-    for name, (stage, key) in stages.items():
-        least = longest + new_tokens if name == "update" else _GROUP_SIZE
-        while sum(parts(stage).values()) > _SHARE * available and sizes[key] > least:
-            sizes[key] = max(least, sizes[key] // 2)
-        sizes[name] = sum(parts(stage).values()) / 2**30
-    size, needed = int(parts("in the update")["weights"]), max(sizes["update"], sizes["sampling"])
-    size //= 2 if is_gpu else 4  # bytes of a weight
-    disk, has_room = disk_line(draft, config)
+    least_of = {"micro_batch_tokens": longest + new_tokens, "max_rows": _GROUP_SIZE}
+    for key, stage in {"micro_batch_tokens": "in the update", "max_rows": "while sampling"}.items():
+        while sum(parts(stage).values()) > _SHARE * available and sizes[key] > least_of[key]:
+            sizes[key] = max(least_of[key], sizes[key] // 2)
+        sizes[stage.split()[-1]] = sum(parts(stage).values()) / 2**30
+    num_parameters = int(parts("in the update")["weights"]) // (2 if is_gpu else 4)
+    needed, (disk, has_room) = max(sizes["update"], sizes["sampling"]), disk_line(draft, config)
     about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / 2**30:.0f} GiB"
     too_large = f"; about {needed:,.0f} GiB are needed: choose a smaller model"
-    return {
-        **sizes,
-        "num_parameters": size,
-        "scaled": "; clip_fraction scales it" * (sizes["mini_batches"] > 1),
-        "clip_fraction": "\n  clip_fraction: 0.15 # of the tokens are clipped, whatever the length of responses"
-        * (sizes["mini_batches"] > 1),
-        "lr": "1e-6" if size >= 10**9 else "1e-5" if size >= 10**7 else "1e-4",
+    return sizes | {
+        "num_parameters": num_parameters,
+        "clip_fraction": _CLIP_FRACTION * (sizes["mini_batches"] > 1),  # which one update does not have
+        "lr": "1e-6" if num_parameters >= 10**9 else "1e-5" if num_parameters >= 10**7 else "1e-4",
         "about_disk": disk + ("" if has_room else ": too little room"),
         "about_machine": about + (too_large if needed * 2**30 > available else ""),
         "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
