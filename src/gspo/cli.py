@@ -89,9 +89,8 @@ def _parsed(arguments: Sequence[str]) -> Namespace:
         import_module("argcomplete").autocomplete(parser)
     options, rest = parser.parse_known_args(arguments)
     if unknown := [word for word in rest if word.startswith("-") or "overrides" not in options]:
-        fix = f"see gspo {options.command} --help"
-        if "overrides" in options:
-            fix = _key_for(unknown[0], options.command, arguments) or fix
+        meant = "overrides" in options and _key_for(unknown[0], options.command, arguments)
+        fix = meant or f"see gspo {options.command} --help"
         raise UserError(f"there is no option {unknown[0]!r}", where="command line", fix=fix)
     options.overrides = [*getattr(options, "overrides", ()), *rest]  # argparse leaves those after an option
     return options
@@ -264,8 +263,7 @@ def _resume(options: Namespace) -> int:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    words = ["resume", str(directory), *options.overrides]
-    return _run(recipe, words, options.processes, resume=True)
+    return _run(recipe, ["resume", str(directory), *options.overrides], options.processes, resume=True)
 
 
 def _run(recipe: "Recipe", words: list[str], processes: int | None, **flags: Any) -> int:
@@ -306,8 +304,7 @@ def _launch(options: Namespace) -> int:
         from gspo.launch.local import run_processes
         from gspo.launch.supervise import with_restarts
 
-        most = 3 if options.max_failures is None else options.max_failures
-        return with_restarts(partial(run_processes, words, options.processes or 1), most, _note)
+        return with_restarts(partial(run_processes, words, options.processes or 1), options.max_failures, _note)
     if options.command == "launch ray":
         from gspo.launch.ray import RayJob, run_on_ray
 
@@ -392,8 +389,7 @@ def _show(options: Namespace) -> None:
     from gspo.report.show import show
 
     waiting = _waiting if sys.stdout.isatty() else nullcontext  # what reads the lines gets nothing else
-    given = {"step": options.step, "query": options.query, "as_json": options.json}
-    show(Path(options.target), waiting=waiting, **given)
+    show(Path(options.target), step=options.step, query=options.query, as_json=options.json, waiting=waiting)
 
 
 def _track(options: Namespace) -> None:

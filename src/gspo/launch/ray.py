@@ -36,7 +36,7 @@ class RayJob:
     gpus_per_process: int = 0
     cpus_per_process: int = 1
     address: str | None = None  # None: a cluster of this machine alone, which ends with the run
-    max_failures: int = 3  # after which the run starts again from its newest checkpoint
+    max_failures: int | None = None  # after which the run starts again from its newest checkpoint
     wait_seconds: int = 600  # for the cluster to have what is asked for
 
 

@@ -27,11 +27,12 @@ class RankProcess(Protocol):
     def how_ended(self) -> str: ...  # why it has no exit code of its own, where that is so
 
 
-def with_restarts(run: Callable[[], int], max_failures: int, say: Callable[[str], object]) -> int:
-    """The exit code of a run that is made again where it fails: it has to go on from what is saved.
+def with_restarts(run: Callable[[], int], max_failures: int | None, say: Callable[[str], object]) -> int:
+    """The exit code of a run that is made again where it fails, 3 times at most if no number is given.
 
-    Wrong input and signals end it at once.
+    It has to go on from what is saved. Wrong input and signals end it at once.
     """
+    max_failures = 3 if max_failures is None else max_failures
     for number in range(max_failures):
         code = run()
         if code in (0, 2) or code > _SIGNALLED:
