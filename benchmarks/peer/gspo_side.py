@@ -1,7 +1,7 @@
 """gspo's side: the project's own `train`, which takes its turns through the display it is given."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ class TakesTurns(Display):
         """The model is loaded, the loop begins."""
         self.turns.next()
 
-    def step(self, step: int, line: Mapping[str, Any]) -> None:
-        """A rollout batch has been trained on."""
+    def after_step(self, step: int, line: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+        """A rollout batch has been trained on: a hook of gspo's."""
         self.turns.add(
             rollout=line["time/rollout_seconds"],
             old=line["time/likelihood_seconds"],
@@ -73,9 +73,9 @@ def main() -> None:
             "checkpoint": {"seconds": None},  # the other side saves nothing either
         }
     )
-    gspo.train(
-        recipe, queries=workloads.rows(work), reward=workloads.equal_or_even, display=TakesTurns(turns, work.sequences)
-    )
+    display = TakesTurns(turns, work.sequences)
+    rows, reward = workloads.rows(work), workloads.equal_or_even
+    gspo.train(recipe, queries=rows, reward=reward, display=display, on_step=display.after_step)
 
 
 if __name__ == "__main__":
