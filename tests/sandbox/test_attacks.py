@@ -303,6 +303,7 @@ while len(kept) < 23:
     "tables of pages": "for number in range(1, 40_000): read(mapped(number << 30))",
     "mappings": "for number in range(60_000): mapped(2**40 + number * 8192)",
     "mappings that are hidden": "libc.prctl(4, 0, 0, 0, 0)\nfor number in range(60_000): mapped(2**40 + number * 8192)",
+    "output beyond its end": "for file in (1, 2): libc.fallocate(file, 1, ctypes.c_long(0), ctypes.c_long(2**27))",
     "memory of a process whose first thread has ended": """
 import threading
 def keep():
@@ -328,6 +329,43 @@ def test_memory_that_is_in_no_process(sandbox: Sandbox, source: str) -> None:
     waiting = f"{MAPPING}{source}\nprint('all', flush=True)\ntime.sleep(100)"
     ran = sandbox.run(waiting, limits=replace(SMALL, memory_bytes=2**27))
     assert ran.ending == "memory", ran
+
+
+def test_files_that_the_client_has_written_do_not_change(sandbox: Sandbox) -> None:
+    attempts = ["os.write(file, b'x')", "os.ftruncate(file, 2**20)", "os.ftruncate(file, 1)"]
+    attempts += ["os.posix_fallocate(file, 0, 2**20)", "fcntl.fcntl(file, 1033, 0)"]  # F_ADD_SEALS
+    source = "import fcntl, os\ndef f():\n    done = []\n    for place in (0, 4):  # its input, its arguments\n"
+    source += "        for file in (place, os.open(f'/proc/self/fd/{place}', os.O_RDWR)):\n"
+    for attempt in attempts:
+        source += f"            try: done.append({attempt} or {attempt!r})\n            except OSError: pass\n"
+    assert sandbox.call(f"{source}    return done", "f", [], SMALL).value == []
+
+
+@pytest.mark.parametrize("write", ["os.ftruncate(1, 2**26)", "os.pwrite(2, b'x', 2**26)"])
+def test_output_with_a_gap(sandbox: Sandbox, write: str) -> None:
+    ran = sandbox.run(f"import os\n{write}", limits=SMALL)
+    assert ran.ending == "output" and len(ran.output) <= SMALL.output_bytes
+
+
+def test_an_answer_that_a_run_goes_on_after(sandbox: Sandbox) -> None:
+    """The first line counts, and a run that lingers is ended, whoever holds its pipes."""
+    source = 'import json, os, time\ndef f():\n    os.write(5, b\'{"returned": "1"}\\n\')\n'
+    for more in ("time.sleep(1000)", 'os.write(5, b\'{"returned": "2"}\\n\'); time.sleep(1000)', "return 2"):
+        started = time.monotonic()
+        assert sandbox.call(f"{source}    {more}", "f", [], SMALL).value == 1
+        assert sandbox.check(f"{source}    {more}", "assert f() == 1", ["f"], SMALL).ending == "finished"
+        assert sandbox.check(f"{source}    {more}", "assert f() == 2", ["f"], SMALL).ending == "failed"
+        assert time.monotonic() - started < SMALL.wall
+    holding = "import os\nkept = os.open('/proc/self/fd/4', os.O_WRONLY)\ndef f(): return 1"
+    brief = replace(SMALL, wall_seconds=1)
+    assert sandbox.check(holding, "assert f() == 1", ["f"], brief).ending in ("wall_time", "failed")  # root's pipe
+
+
+@pytest.mark.parametrize("early", ["os._exit(0)", "os._exit(100)", "os.kill(os.getpid(), 9)"])
+def test_tests_that_take_the_end_of_a_program_for_an_exception(sandbox: Sandbox, early: str) -> None:
+    tests = "try: f()\nexcept BaseException: pass"
+    assert sandbox.check(f"import os\ndef f(): {early}", tests, ["f"], SMALL).ending != "finished"
+    assert sandbox.check("def f(): raise ValueError", tests, ["f"], SMALL).ending == "finished"
 
 
 @pytest.mark.parametrize("kind", ["rt_sigqueueinfo", "timer_create"])

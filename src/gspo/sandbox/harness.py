@@ -42,10 +42,6 @@ STDOUT, STDERR, PROGRAM, REQUESTS, REPLIES = 1, 2, 3, 4, 5
 MAX_REQUEST_BYTES = 2**16
 POLL_MILLISECONDS = 20
 MAX_FILES = 10_000
-MAX_FILE_BYTES = 2**27
-MAX_OPEN_FILES = 64
-MAX_SIGNALS = 2**10  # queued, or timers
-STACK_BYTES = 2**28
 SPARE_ADDRESS_BYTES = 2**29
 ENDED = 100  # the exit status of tests that ran to their very end, and of a program that has answered all calls
 PR_SET_DUMPABLE = 4
@@ -76,15 +72,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     said, is_clean = dict[str, Any](), True
-    while True:
-        link.send(json.dumps(said).encode())
-        if not is_clean:
-            return  # the client starts another sandbox
+    while link.send(json.dumps(said).encode()) and is_clean:  # else the client starts another sandbox
         request, files, *_ = socket.recv_fds(link, MAX_REQUEST_BYTES, REPLIES + 1)
         if not request:
             return
-        said = run(link, json.loads(request), files)
-        is_clean = clean()
+        said, is_clean = run(link, json.loads(request), files), clean()
 
 
 def run(link: socket.socket, header: dict[str, Any], files: list[int]) -> dict[str, Any]:
@@ -184,12 +176,12 @@ SOCKET_BYTES = 2 * int(read_file("/proc/sys/net/core/wmem_default"))
 
 def clean() -> bool:
     """Reset what the run may have changed of the places for its files; whether it has left none."""
-    is_empty = True
     for place in TEMPORARY:
         os.chmod(place, stat.S_IRWXU)
-        is_empty = is_empty and not os.listdir(place)
+    left = [name for place in TEMPORARY for name in os.listdir(place)]
+    for place in TEMPORARY:
         os.utime(place, (0, 0))
-    return is_empty
+    return not left
 
 
 # In the fork
@@ -217,17 +209,15 @@ def become(header: dict[str, Any], files: list[int]) -> NoReturn:
 def set_limits(limits: dict[str, Any]) -> None:
     """Set the kernel's limits: for each process what the harness, which counts all together, may see too late."""
     for name, value in (
-        (resource.RLIMIT_AS, 2 * limits["memory_bytes"] + SPARE_ADDRESS_BYTES),
-        (resource.RLIMIT_NPROC, limits["processes"] + 1),  # the harness
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-        (resource.RLIMIT_SIGPENDING, MAX_SIGNALS),
-        (resource.RLIMIT_STACK, STACK_BYTES),
-        (resource.RLIMIT_CORE, 0),
+        ("AS", 2 * limits["memory_bytes"] + SPARE_ADDRESS_BYTES),
+        ("NPROC", limits["processes"] + 1),  # the harness
+        ("SIGPENDING", 2**10),  # signals that are queued, and timers
+        *(("NOFILE", 64), ("FSIZE", 2**27), ("STACK", 2**28), ("CORE", 0)),
     ):
-        highest = resource.getrlimit(name)[1]
+        kind = getattr(resource, f"RLIMIT_{name}")
+        highest = resource.getrlimit(kind)[1]
         value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(name, (value, highest if name == resource.RLIMIT_STACK else value))  # programs raise it
+        resource.setrlimit(kind, (value, highest if name == "STACK" else value))  # programs raise it
 
 
 def run_python(header: dict[str, Any]) -> NoReturn:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from gspo.errors import UserError
@@ -82,7 +81,10 @@ class Sandbox:
 
     def compile_cpp(self, source: str, limits: Limits = Limits(cpu_seconds=20.0, output_bytes=2**26)) -> bytes | str:
         """The executable that g++ makes of C++17 source, or its complaint; UserError where there is no g++."""
-        script = _COMPILE.format(compiler=find_compiler())
+        if not (compiler := shutil.which("g++")):
+            fix = "install it: apt install g++ (Debian, Ubuntu)"
+            raise UserError("C++ cannot be compiled: there is no g++", fix=fix)
+        script = _COMPILE.format(compiler=compiler)
         ran = self._twice(self._run, "compiler", script, source.encode(errors="replace"), limits)
         if ran.ending == "finished":
             return ran.output
@@ -95,7 +97,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _twice(self, operation: Callable[..., Ran], *arguments: Any) -> Ran:
@@ -119,19 +121,22 @@ class Sandbox:
         return Ran(ending="crashed", output=b"", error="the sandbox ended")
 
     def _run(self, name: str, program: str | bytes, stdin: bytes, limits: Limits) -> Ran:
-        return self._start(name, "executable" if isinstance(program, bytes) else "program", program, limits, stdin)()
+        mode = "executable" if isinstance(program, bytes) else "program"
+        return self._start(name, mode, program, limits, stdin=stdin)()
 
     def _call(self, source: str, function: str, arguments: Sequence[Any], limits: Limits) -> Ran:
         asked, replied = self._file(plain.dumps((function, tuple(arguments), {})) + b"\n"), self._file()
         ran = self._start("programs", "call", source, limits, calls=(asked, replied))()
         if ran.ending != "finished":
             return replace(ran, error=ran.error or _EARLY)
-        reply: Any = None
         try:
             reply = json.loads(_read(replied, 2 * plain.MAX_BYTES).partition(b"\n")[0])
-            return replace(ran, value=plain.loads(reply["returned"]))
+            if "returned" in reply:
+                return replace(ran, value=plain.loads(reply["returned"]))
+            error = str(reply["text"])[-MAX_ERROR_CHARACTERS:].encode(errors="replace").decode()
         except Exception:  # a program has written it
-            return replace(ran, ending="failed", error=_raised(reply) or "it answers what is no plain data")
+            error = "it answers what is no plain data"
+        return replace(ran, ending="failed", error=error)
 
     def _check(self, source: str, tests: str, functions: Sequence[str], limits: Limits) -> Ran:
         with _pipe() as (asked, ask), _pipe() as (replied, reply):
@@ -154,23 +159,15 @@ class Sandbox:
             fcntl.fcntl(number, fcntl.F_ADD_SEALS, _SEALS)
         return number
 
-    def _start(
-        self,
-        name: str,
-        mode: str,
-        program: str | bytes,
-        limits: Limits,
-        stdin: bytes = b"",
-        calls: Sequence[int] = (),
-        functions: Sequence[str] = (),
-    ) -> Callable[[], Ran]:
-        """Begin a run, with the files that calls of functions pass through; what waits for its end."""
+    def _start(self, name: str, mode: str, program: str | bytes, limits: Limits, **more: Any) -> Callable[[], Ran]:
+        """Begin a run, with its `stdin`, the files of `calls` and the `functions` to call; what waits for its end."""
         source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
-        files = [self._file(stdin), self._file(), self._file(), self._file(source), *calls]
+        files = [self._file(more.get("stdin", b"")), self._file(), self._file(), self._file(source)]
         if name not in self._servers:
             self._servers[name] = Server(self._packages, self._warm, compiler=name == "compiler")
         allowed = {**vars(limits), "wall_seconds": limits.wall}
-        self._servers[name].send({"mode": mode, "limits": allowed, "functions": [*functions]}, files)
+        header = {"mode": mode, "limits": allowed, "functions": more.get("functions")}
+        self._servers[name].send(header, [*files, *more.get("calls", ())])
         deadline = time.monotonic() + limits.wall + SPARE_SECONDS
         return lambda: _wait(self._servers[name], deadline, files, limits)
 
@@ -201,23 +198,10 @@ def _pipe() -> Iterator[tuple[int, int]]:
             os.close(number)
 
 
-def _raised(reply: Any) -> str:
-    """The text of the exception that a program says its function has raised; empty where it says none."""
-    text = reply.get("text") if isinstance(reply, dict) else None
-    return text[-MAX_ERROR_CHARACTERS:].encode(errors="replace").decode() if isinstance(text, str) else ""
-
-
 def _end_all(servers: dict[str, Server]) -> None:
     for name in list(servers):
         servers[name].end()
         servers.pop(name, None)
-
-
-def find_compiler() -> str:
-    """The program g++; UserError where there is none."""
-    if compiler := shutil.which("g++"):
-        return compiler
-    raise UserError("C++ cannot be compiled: there is no g++", fix="install it: apt install g++ (Debian, Ubuntu)")
 
 
 @cache
