@@ -334,7 +334,7 @@ def test_memory_that_is_in_no_process(sandbox: Sandbox, source: str) -> None:
 def test_files_that_the_client_has_written_do_not_change(sandbox: Sandbox) -> None:
     attempts = ["os.write(file, b'x')", "os.ftruncate(file, 2**20)", "os.ftruncate(file, 1)"]
     attempts += ["os.posix_fallocate(file, 0, 2**20)", "fcntl.fcntl(file, 1033, 0)"]  # F_ADD_SEALS
-    source = "import fcntl, os\ndef f():\n    done = []\n    for place in (0, 4):  # its input, its arguments\n"
+    source = "import fcntl, os\ndef f():\n    done = []\n    for place in (0, 5):  # its input, its arguments\n"
     source += "        for file in (place, os.open(f'/proc/self/fd/{place}', os.O_RDWR)):\n"
     for attempt in attempts:
         source += f"            try: done.append({attempt} or {attempt!r})\n            except OSError: pass\n"
@@ -349,14 +349,14 @@ def test_output_with_a_gap(sandbox: Sandbox, write: str) -> None:
 
 def test_an_answer_that_a_run_goes_on_after(sandbox: Sandbox) -> None:
     """The first line counts, and a run that lingers is ended, whoever holds its pipes."""
-    source = 'import json, os, time\ndef f():\n    os.write(5, b\'{"returned": "1"}\\n\')\n'
-    for more in ("time.sleep(1000)", 'os.write(5, b\'{"returned": "2"}\\n\'); time.sleep(1000)', "return 2"):
+    source = 'import json, os, time\ndef f():\n    os.write(6, b\'{"returned": "1"}\\n\')\n'
+    for more in ("time.sleep(1000)", 'os.write(6, b\'{"returned": "2"}\\n\'); time.sleep(1000)', "return 2"):
         started = time.monotonic()
         assert sandbox.call(f"{source}    {more}", "f", [], SMALL).value == 1
         assert sandbox.check(f"{source}    {more}", "assert f() == 1", ["f"], SMALL).ending == "finished"
         assert sandbox.check(f"{source}    {more}", "assert f() == 2", ["f"], SMALL).ending == "failed"
         assert time.monotonic() - started < SMALL.wall
-    holding = "import os\nkept = os.open('/proc/self/fd/4', os.O_WRONLY)\ndef f(): return 1"
+    holding = "import os\nkept = os.open('/proc/self/fd/5', os.O_WRONLY)\ndef f(): return 1"
     brief = replace(SMALL, wall_seconds=1)
     assert sandbox.check(holding, "assert f() == 1", ["f"], brief).ending in ("wall_time", "failed")  # root's pipe
 
@@ -697,7 +697,7 @@ def test_a_server_that_gets_a_request_in_a_run_ends_itself(header: dict[str, Any
     server, deadline = Server((), ()), time.monotonic() + 20
     limits = {**vars(SMALL), "wall_seconds": 100}
     with contextlib.ExitStack() as opened:
-        files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(4)]
+        files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(5)]
         files[3].write(b"import time\ntime.sleep(1000)")
         files[3].seek(0)
         server.send({"mode": "program", "limits": limits}, [file.fileno() for file in files])

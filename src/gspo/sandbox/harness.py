@@ -1,9 +1,8 @@
 """The program inside the sandbox: it forks each run, watches it and ends it. Standard library only.
 
-It is process 1 of its namespace, which nothing inside can kill or stop, and not dumpable, so that nothing can read or
-trace it. The program, input and output of a run are files of the client's, which it passes on unread: no run finds
-another's in the memory that it is forked with. What a run does to its own interpreter changes what that run may say,
-and nothing more.
+As process 1 of its namespace nothing inside can kill or stop it, and as it is not dumpable nothing can read it.
+A run's program, input and output are files of the client's, which it passes on unread: no run finds another's
+in the memory that it is forked with. What a run does to its interpreter changes what that run may say, and no more.
 """
 
 import atexit
@@ -14,6 +13,7 @@ import gc
 import importlib
 import json
 import linecache
+import marshal
 import os
 import re
 import resource
@@ -31,22 +31,23 @@ from typing import Any, NoReturn
 import plain  # type: ignore[import-not-found]
 
 # Imported once, before the runs are forked, which use them often.
-USUAL_MODULES = "bisect collections copy datetime decimal fractions functools heapq itertools math operator random re"
-USUAL_MODULES += " statistics string typing"
+USUAL_MODULES = "bisect collections copy datetime decimal fractions functools heapq itertools math operator"
+USUAL_MODULES += " random re statistics string typing"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 TEMPORARY = ("/tmp", "/dev/shm")
 NAME = "program.py"
-# The numbers that a run has its files by: its input and output, its program, and calls of functions.
-STDOUT, STDERR, PROGRAM, REQUESTS, REPLIES = 1, 2, 3, 4, 5
+# The numbers that a run has its files by: input and output, the program, its code, and calls of functions.
+STDOUT, STDERR, PROGRAM, CODE, REQUESTS, REPLIES = 1, 2, 3, 4, 5, 6
 MAX_REQUEST_BYTES = 2**16
 POLL_MILLISECONDS = 20
 MAX_FILES = 10_000
 SPARE_ADDRESS_BYTES = 2**29
-ENDED = 100  # the exit status of tests that ran to their very end, and of a program that has answered all calls
+ENDED = 100  # the exit status of tests that ran to their end, and of a program that has answered all calls
+REFUSED = (StopIteration, StopAsyncIteration, UnicodeError)
 PR_SET_DUMPABLE = 4
 WAIT_FOR_ALL = 0x4000_0000  # __WALL: also for children that would send no SIGCHLD
-HELD = re.compile(rb"^(?:VmRSS|VmSwap|VmPTE|HugetlbPages):\s*(\d+)", re.MULTILINE)  # KiB, in a process's status
+HELD = re.compile(rb"^(?:VmRSS|VmSwap|VmPTE|HugetlbPages):\s*(\d+)", re.MULTILINE)  # KiB, in a status
 TICKS, PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 EVERYWHERE = os.sched_getaffinity(0)
 libc = ctypes.CDLL(None)
@@ -61,7 +62,7 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     builtins.quit = builtins.exit = sys.exit  # type: ignore[assignment]  # as in an interpreter with `site`
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
-    import random  # it would seed itself in each fork, which doubles a fork's cost, and no verdict could be repeated
+    import random  # seeding itself in each fork would double a fork's cost, and no verdict could be repeated
 
     os.register_at_fork = register
     random.seed(0)
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def run(link: socket.socket, header: dict[str, Any], files: list[int]) -> dict[str, Any]:
-    """Fork a run and watch it until it has ended, with all that it has started; how it ended, and its CPU seconds."""
+    """Fork a run and wait until it and all that it has started has ended; how, and after how many CPU seconds."""
     spent, started, statuses = children_seconds(), time.monotonic(), dict[int, int]()
     os.sched_setaffinity(0, [libc.sched_getcpu()])  # to start a run on another takes a quarter longer
     pid = os.fork()
@@ -118,7 +119,7 @@ def watch(link: socket.socket, header: dict[str, Any], files: list[int], spent: 
         end = os.fstat(files[REPLIES]).st_size if header["mode"] == "call" else 0
         if end and os.pread(files[REPLIES], 1, end - 1) == b"\n":
             return "finished"
-    if link.fileno() in ready:  # the client has gone, or sends a new run, whose program this one must not have
+    if link.fileno() in ready:  # the client has gone, or has given up this run and sends another
         sys.exit(1)
     return "" if files[-1] in ready else "finished"
 
@@ -131,7 +132,7 @@ def children_seconds() -> float:
 
 def exceeded(limits: dict[str, Any], files: list[int], spent: float, started: float) -> str:
     """The limit that all processes of the run together exceed, or none."""
-    # The memory of all sockets, also those that no process has any more while what they have sent is not read.
+    # Of all sockets: also of those that no process has any more while what they have sent is not read.
     cpu, memory = children_seconds() - spent, int(read_file("/proc/net/sockstat").split()[2]) * SOCKET_BYTES
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -147,13 +148,13 @@ def exceeded(limits: dict[str, Any], files: list[int], spent: float, started: fl
         "memory": memory > limits["memory_bytes"],
         "files": sum(place.f_files - place.f_ffree for place in stored) > MAX_FILES,
         "wall_time": time.monotonic() - started > limits["wall_seconds"],
-        "output": max(os.fstat(files[number]).st_size for number in (STDOUT, STDERR)) > limits["output_bytes"],
+        "output": any(os.fstat(files[n]).st_size > limits["output_bytes"] for n in (STDOUT, STDERR)),
     }
     return next((name for name in over if over[name]), "")
 
 
 def held_by(threads: str) -> int:
-    """Bytes that a process holds: its pages, its tables of pages and what the kernel keeps of each of its mappings."""
+    """Bytes that a process holds: pages, tables of pages and what the kernel keeps of each of its mappings."""
     for thread in os.listdir(threads):  # the first may have ended, and has no memory then
         if sizes := HELD.findall(read_file(f"{threads}/{thread}/status")):
             try:
@@ -170,7 +171,7 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-# A socket takes one more message, which may be of the size of its buffer, as long as those before it are smaller.
+# A socket takes one more message, of the size of its buffer at most, as long as those before it are smaller.
 SOCKET_BYTES = 2 * int(read_file("/proc/sys/net/core/wmem_default"))
 
 
@@ -207,7 +208,7 @@ def become(header: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """Set the kernel's limits: for each process what the harness, which counts all together, may see too late."""
+    """Set the kernel's limits: for each process what the harness, which counts all, may see too late."""
     for name, value in (
         ("AS", 2 * limits["memory_bytes"] + SPARE_ADDRESS_BYTES),
         ("NPROC", limits["processes"] + 1),  # the harness
@@ -221,7 +222,7 @@ def set_limits(limits: dict[str, Any]) -> None:
 
 
 def run_python(header: dict[str, Any]) -> NoReturn:
-    """Run the program as the main module, as the interpreter would; then answer calls, where it has functions."""
+    """Run the program as the main module, as the interpreter would; then answer calls of its functions."""
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     sys.argv = [NAME]
     status = 0
@@ -229,7 +230,7 @@ def run_python(header: dict[str, Any]) -> NoReturn:
         with open(PROGRAM, "rb") as file:
             source = file.read().decode(errors="surrogatepass")
         linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
-        code = compile(source, NAME, "exec", dont_inherit=True)
+        code = compiled(source)
         if header["mode"] == "tests":
             replies = open(REQUESTS, "rb")  # noqa: SIM115 - until the run's end
             hear(replies)  # that the program is ready
@@ -260,6 +261,18 @@ def run_python(header: dict[str, Any]) -> NoReturn:
     os._exit(status & 0xFF)
 
 
+def compiled(source: str) -> types.CodeType:
+    """The program's code: what its first run has kept, which no program's own code can reach, or compiled."""
+    try:
+        with suppress(EOFError, ValueError, TypeError):  # there is none, or its writer was ended in the midst
+            return marshal.loads(os.pread(CODE, os.fstat(CODE).st_size, 0))
+        code = compile(source, NAME, "exec", dont_inherit=True)
+        os.pwrite(CODE, marshal.dumps(code), 0)
+        return code
+    finally:
+        os.close(CODE)
+
+
 def answer(names: dict[str, Any]) -> None:
     """Answer calls of the program's functions until there are no more."""
     for line in open(REQUESTS, "rb"):  # noqa: SIM115
@@ -285,8 +298,8 @@ def ask(replies: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
         if "returned" in reply:
             return plain.loads(reply["returned"])
         message, raised = str(reply["message"]), getattr(builtins, reply["raised"])
-        # Those that are no Exception, and those that end a loop without a word, could end the tests before their end.
-        if issubclass(raised, Exception) and not issubclass(raised, (StopIteration, StopAsyncIteration, UnicodeError)):
+        # What is no Exception, or ends a loop without a word, could end the tests before their end.
+        if issubclass(raised, Exception) and not issubclass(raised, REFUSED):
             kind = raised
     raise kind(message)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Self, get_args
+from typing import IO, Any, Literal, Self, get_args
 
 from gspo.errors import UserError
 from gspo.sandbox import plain
@@ -59,6 +59,9 @@ class Sandbox:
         check_available()
         self._packages, self._warm = tuple(packages), tuple(warm)
         self._servers: dict[str, Server] = {}  # of the programs, of tests and of the compiler; each when it is wanted
+        self._codes: dict[
+            str, tuple[bytes, IO[bytes]]
+        ] = {}  # each server's last program, and its code for the next run
         self._files = ExitStack()  # of the operation under way
         self._is_busy = False  # with an operation, or still with one that an exception has ended
         weakref.finalize(self, _end_all, self._servers)
@@ -163,6 +166,9 @@ class Sandbox:
         """Begin a run, with its `stdin`, the files of `calls` and the `functions` to call; what waits for its end."""
         source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
         files = [self._file(more.get("stdin", b"")), self._file(), self._file(), self._file(source)]
+        if name not in self._codes or self._codes[name][0] != source:
+            self._codes[name] = source, os.fdopen(os.memfd_create("code"), "r+b", buffering=0)
+        files.append(self._codes[name][1].fileno())
         if name not in self._servers:
             self._servers[name] = Server(self._packages, self._warm, compiler=name == "compiler")
         allowed = {**vars(limits), "wall_seconds": limits.wall}
