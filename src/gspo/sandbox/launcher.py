@@ -1,7 +1,7 @@
 """Become bubblewrap as an unprivileged user, from root: a program of its own, standard library only.
 
-A sandbox that real root starts could write /proc/sys, and no limit of processes would bind it. What root alone can
-reach, such as an interpreter below /root, is shown to that user, in a mount namespace of this process.
+A sandbox that real root starts could write /proc/sys, and no limit of processes would bind it. What root
+alone can reach, such as an interpreter below /root, is shown to that user, in a mount namespace of its own.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Show the sources, drop the user, become the command."""
     user, sources, command = json.loads(sys.argv[1])
-    with suppress(PermissionError):  # root of a container, who may not mount: then the user must be able to reach them
+    with suppress(PermissionError):  # root of a container, who may not mount: then the user must reach them
         check(libc.unshare(NEW_MOUNTS))
         check(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
         os.umask(0o022)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def show(source: Path, number: int) -> None:
-    """Put empty directories in the place of those above the source that others may not enter, and it below them."""
+    """Put empty directories in the place of those above the source that others may not enter, and it there."""
     for parent in reversed(source.parents):
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
             check(libc.mount(b"tmpfs", bytes(parent), b"tmpfs", 0, b"mode=755,size=1m"))

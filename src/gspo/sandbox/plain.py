@@ -1,8 +1,8 @@
-"""Plain data as JSON and back, exactly typed: what passes between the sandbox and the world. Standard library only.
+"""Plain data as JSON and back, exactly typed: what passes between sandbox and world. Standard library only.
 
-JSON has None, bool, int, float, str and list; an object of one key stands for each other type: {"tuple": […]},
-{"dict": [[key, value], …]}, {"set": […]}, {"frozenset": […]}, {"bytes": hex}, {"complex": [real, imaginary]} and
-{"int": hex} for integers whose decimal digits Python would refuse to read.
+JSON has None, bool, int, float, str and list; an object of one key stands for each other type:
+{"tuple": […]}, {"dict": [[key, value], …]}, {"set": […]}, {"frozenset": […]}, {"bytes": hex},
+{"complex": [real, imaginary]} and {"int": hex} for integers whose decimal digits Python would refuse to read.
 """
 
 import json
@@ -16,7 +16,7 @@ _MAX_SHORT_INT = 2**64
 
 
 def dumps(value: Any) -> bytes:
-    """The value as one line of text; TypeError for any other type, ValueError for one that is too large or too deep."""
+    """The value as one line of text; TypeError for any other type, ValueError for too large or deep a one."""
     text = json.dumps(_pack(value, 0), separators=(",", ":")).encode()
     if len(text) > MAX_BYTES:
         raise ValueError(f"the value is longer than {MAX_BYTES} bytes")

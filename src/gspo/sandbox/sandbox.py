@@ -41,7 +41,7 @@ class Limits:
 class Ran:
     """What came of a run."""
 
-    ending: Ending  # finished: exit status 0, or the call returned; failed: an exception, or another exit status
+    ending: Ending  # finished: exit status 0, or the call returned; failed: an exception, another status
     output: bytes  # standard output, at most output_bytes
     error: str  # the end of standard error, or the exception
     value: Any = None  # what the function returned, as plain data
@@ -49,19 +49,17 @@ class Ran:
 
 
 class Sandbox:
-    """A place for programs that nobody trusts; to be used by one thread at a time. UserError where there can be none.
+    """A place for programs that nobody trusts, for one thread at a time; UserError where there can be none.
 
-    The packages can be imported inside, from where they are installed; a name that is not installed is left out, and
-    "*" is all of them and gspo's own. The modules of `warm` are imported once, before the programs are forked.
+    The packages can be imported inside, from where they are installed; a name that is not installed is left
+    out, and "*" is all of them and gspo's own. The modules of `warm` are imported once, before runs are forked.
     """
 
     def __init__(self, *, packages: Sequence[str] = ("numpy",), warm: Sequence[str] = ()) -> None:
         check_available()
         self._packages, self._warm = tuple(packages), tuple(warm)
-        self._servers: dict[str, Server] = {}  # of the programs, of tests and of the compiler; each when it is wanted
-        self._codes: dict[
-            str, tuple[bytes, IO[bytes]]
-        ] = {}  # each server's last program, and its code for the next run
+        self._servers: dict[str, Server] = {}  # of programs, tests and the compiler; each when it is wanted
+        self._codes: dict[str, tuple[bytes, IO[bytes]]] = {}  # each server's last program, and its code
         self._files = ExitStack()  # of the operation under way
         self._is_busy = False  # with an operation, or still with one that an exception has ended
         weakref.finalize(self, _end_all, self._servers)
@@ -75,15 +73,15 @@ class Sandbox:
         return self._twice(self._call, source, function, arguments, limits)
 
     def check(self, source: str, tests: str, functions: Sequence[str], limits: Limits = Limits()) -> Ran:
-        """Run tests of the program's functions in another sandbox; "finished" where they ran to their very end.
+        """Run tests of the program's functions in another sandbox; "finished" where they ran to their end.
 
-        The tests have stand-ins for the functions, which pass plain data: no object of the program's reaches the
-        tests, and no expected value reaches the program. Arguments are copies, so the tests see no change of them.
+        The tests have stand-ins for the functions, which pass plain data: no object of the program's reaches
+        the tests, and no expected value the program. Arguments are copies: the tests see no change of them.
         """
         return self._twice(self._check, source, tests, functions, limits)
 
     def compile_cpp(self, source: str, limits: Limits = Limits(cpu_seconds=20.0, output_bytes=2**26)) -> bytes | str:
-        """The executable that g++ makes of C++17 source, or its complaint; UserError where there is no g++."""
+        """The executable that g++ makes of C++17, or its complaint; UserError where there is no g++."""
         if not (compiler := shutil.which("g++")):
             fix = "install it: apt install g++ (Debian, Ubuntu)"
             raise UserError("C++ cannot be compiled: there is no g++", fix=fix)
@@ -96,6 +94,7 @@ class Sandbox:
     def close(self) -> None:
         """End all processes."""
         _end_all(self._servers)
+        self._codes.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -104,9 +103,9 @@ class Sandbox:
         self.close()
 
     def _twice(self, operation: Callable[..., Ran], *arguments: Any) -> Ran:
-        """Run the operation, and again where a server died: by the end of the thread that started it, for example.
+        """Run the operation, and again where a server died, as with the thread that started it.
 
-        After an exception, which a signal may raise at any point, here too, no server of the operation is used again.
+        After an exception, which a signal may raise at any point, here too, no server is used again.
         """
         for _ in range(2):
             if self._is_busy:
@@ -154,7 +153,7 @@ class Sandbox:
         return replace(ran, ending=tested.ending, error=tested.error or "the tests did not run to their end")
 
     def _file(self, content: bytes | None = None) -> int:
-        """A file in memory, for this operation: to write into, or with a content that nobody can change any more."""
+        """A file in memory, for this operation: to write into, or with a content that nobody can change."""
         number = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._files.callback(os.close, number)
         if content is not None:
@@ -163,7 +162,7 @@ class Sandbox:
         return number
 
     def _start(self, name: str, mode: str, program: str | bytes, limits: Limits, **more: Any) -> Callable[[], Ran]:
-        """Begin a run, with its `stdin`, the files of `calls` and the `functions` to call; what waits for its end."""
+        """Begin a run, with its `stdin`, the files of `calls`, the `functions` to call; what waits for it."""
         source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
         files = [self._file(more.get("stdin", b"")), self._file(), self._file(), self._file(source)]
         if name not in self._codes or self._codes[name][0] != source:
