@@ -153,10 +153,10 @@ def test_an_option_of_another_program_says_how_it_is_written_here(
         ("train TINY --overwrite output_dir=runs", "runs: this is not a run's directory, so it is not overwritten"),
         ("resume absent", "absent: no such directory"),
         ("resume TINY", "this is a file or a checkpoint, not a run's directory"),
-        ("resume runs/tiny/cold_start", "this is a checkpoint, not a run\n  fix: name the run: runs/tiny"),
-        ("resume runs", "this is not a run's directory: it has no recipe.yaml\n  fix: name the runs in it: runs/tiny"),
+        ("resume runs/tiny/cold_start", "not a run's directory\n  fix: name the run: runs/tiny"),
+        ("resume runs", "this is not a run's directory: it has no recipe.yaml\n  fix: there are: runs/tiny"),
         ("resume runs/tiny group_size=3", "command line: unknown key group_size"),
-        ("show TINY", "fix: name the directory of its run, such as runs/tiny"),
+        ("show TINY", "fix: name the directory that a run has made"),
     ],
 )
 def test_a_cheap_mistake_is_one_message_before_anything_heavy_is_loaded(

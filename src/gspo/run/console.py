@@ -70,9 +70,11 @@ class Display:
         self._timer: threading.Timer | None = None  # of its next line, where there is no terminal
         self._bar: Progress | None = None
         self._phase, self._total, self._done, self._started = "", 0, 0, 0.0
+        self.notes: list[str] = []  # since the last step
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line; it stays."""
+        self.notes.append(text)
         self.console.print(printable(text), style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
@@ -88,6 +90,7 @@ class Display:
 
     def step(self, step: int, text: str) -> None:
         """Show a step."""
+        self.notes.clear()
         left = (time.monotonic() - self._started) / (step - self._done) * (self._total - step)
         is_cold = self._phase == "cold start"
         every = max(1, self._total // _COLD_LINES) if is_cold else 1
