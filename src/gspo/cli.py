@@ -283,7 +283,7 @@ def _run(recipe: "Recipe", words: list[str], processes: int | None, **flags: Any
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
     how: dict[str, Any] = {"signal": outcome.signal, "reason": outcome.reason, "report": report}
-    diagnoses = {name: text for name, text in outcome.diagnoses.items() if f"diagnosis: {text}" not in display.notes}
+    diagnoses = {name: text for name, text in outcome.diagnoses.items() if name not in display.just_shown}
     display.note(summary(outcome.metrics, diagnoses, outcome.model, outcome.seconds, **how))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
@@ -66,15 +66,14 @@ class Display:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self.console = console or _console(quiet)
+        self.just_shown: Sequence[str] = ()  # names of diagnoses that have a line since the last step
         self._activity: Activity | None = None
         self._timer: threading.Timer | None = None  # of its next line, where there is no terminal
         self._bar: Progress | None = None
         self._phase, self._total, self._done, self._started = "", 0, 0, 0.0
-        self.notes: list[str] = []  # since the last step
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line; it stays."""
-        self.notes.append(text)
         self.console.print(printable(text), style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
@@ -90,7 +89,6 @@ class Display:
 
     def step(self, step: int, text: str) -> None:
         """Show a step."""
-        self.notes.clear()
         left = (time.monotonic() - self._started) / (step - self._done) * (self._total - step)
         is_cold = self._phase == "cold start"
         every = max(1, self._total // _COLD_LINES) if is_cold else 1

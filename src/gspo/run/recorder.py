@@ -202,8 +202,9 @@ class Recorder:
         """The earlier diagnoses and those of now, of which the new ones are shown."""
         find = early_diagnoses if is_early else diagnoses
         sentences = find([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
-        for sentence in [sentence for name, sentence in sentences.items() if name not in earlier]:
-            self._run.display.note(f"diagnosis: {sentence}", style="yellow")
+        self._run.display.just_shown = [name for name in sentences if name not in earlier]
+        for name in self._run.display.just_shown:
+            self._run.display.note(f"diagnosis: {sentences[name]}", style="yellow")
         return {**earlier, **sentences}
 
 
