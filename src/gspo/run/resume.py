@@ -4,6 +4,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gspo.run.checkpoint.changes import Change, environment_changes, recipe_chan
 from gspo.run.checkpoint.store import RECIPE, STATE, Checkpoint, Position, Store, digest, finished_cold_start, set_aside
 from gspo.run.directory import RunDirectory
 from gspo.run.place import is_free
-from gspo.run.plain_files import clear
+from gspo.run.plain_files import clear, read_json_lines, rollout_files
 from gspo.run.progress import Progress, decode
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
@@ -61,7 +62,7 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
     where, environment = str(saved.path), saved.manifest["environment"]
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
         fix = f"restore the tokenizer and its chat template as they were; {_new_run(saved.path, recipe)}"
-        what = "the queries have other tokens than they had (rollouts/ has the prompts as they were)"
+        what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
         raise UserError(what, where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
@@ -137,6 +138,18 @@ def tokens_digest(queries: QuerySet) -> str:
     """SHA-256 over the tokens of all queries, trained on and held out."""
     prompts = (query.prompt_ids for query in (*queries.train, *queries.held_out))
     return digest(array("q", [len(ids), *ids]).tobytes() for ids in prompts)
+
+
+def _changed_prompt(run: Path, queries: QuerySet) -> str:
+    """A prompt of the run's responses that is another text now, with both from shortly before they differ."""
+    now = {query.id: query.text for query in (*queries.train, *queries.held_out)}
+    for line in (line for path in rollout_files(run).values() for line in read_json_lines(path)[0]):
+        both = line["prompt"], now.get(line["query"], line["prompt"])
+        if both[0] != both[1]:
+            start = max(0, len(commonprefix(both)) - 40)  # noqa: RUF071 - characters are meant
+            was, now_is = (json.dumps(text[start : start + 120], ensure_ascii=False) for text in both)
+            return f"the prompt of {line['query']} was {was}, and is {now_is}"
+    return "their texts are, as far as responses show, the same"
 
 
 def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
