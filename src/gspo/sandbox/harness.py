@@ -1,8 +1,9 @@
 """The program inside the sandbox: it forks each run, watches it and ends it. Standard library only.
 
-As process 1 of its namespace nothing inside can kill or stop it, and as it is not dumpable nothing can read it.
-A run's program, input and output are files of the client's, which it passes on unread: no run finds another's
-in the memory that it is forked with. What a run does to its interpreter changes what that run may say, and no more.
+As process 1 of its namespace nothing inside can kill or stop it, and as it is not dumpable nothing can read
+it. A run's program, input and output are files of the client's, which it passes on unread: no run finds
+another's in the memory that it is forked with. What a run does to its own interpreter changes what that run
+may say, and nothing more.
 """
 
 import atexit
@@ -238,7 +239,7 @@ def run_python(header: dict[str, Any]) -> NoReturn:
                 setattr(main, name, functools.partial(ask, replies, name))
         exec(code, main.__dict__)
         if header["mode"] == "functions":
-            say(b"ready")
+            say(b"ready", ENDED)
         if header["mode"] in ("call", "functions"):
             answer(main.__dict__)
         if header["mode"] != "program":
@@ -285,12 +286,12 @@ def answer(names: dict[str, Any]) -> None:
             text = "".join(traceback.format_exception(type(error), error, place))
             reply = {"raised": type(error).__name__, "text": text[-1000:], "message": str(error)[:1000]}
         sys.stdout.flush()
-        say(json.dumps(reply).encode())
+        say(json.dumps(reply).encode(), ENDED)
 
 
 def ask(replies: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a function of the program's, which runs in another sandbox; what it returns or raises."""
-    say(plain.dumps((name, arguments, keywords)))
+    say(plain.dumps((name, arguments, keywords)), 1)
     line = hear(replies)
     kind, message = RuntimeError, "no message"
     with suppress(Exception):  # a program has written it
@@ -310,14 +311,14 @@ def hear(replies: Any) -> bytes:
     return line if line.endswith(b"\n") else os._exit(1)
 
 
-def say(message: bytes) -> None:
-    """Write a message to the other side of the calls, as one line; end where that has gone."""
+def say(message: bytes, status: int) -> None:
+    """Write a message to the other side of the calls, as one line; end with this status where that has gone."""
     line = memoryview(message + b"\n")
     try:
         while line:
             line = line[os.write(REPLIES, line) :]
     except BrokenPipeError:
-        os._exit(1)
+        os._exit(status)
 
 
 if __name__ == "__main__":
