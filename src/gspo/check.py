@@ -12,12 +12,13 @@ from gspo.engine.make import engine_summary
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, declared_ends, empty_model, find_stop_ids, turn_end
-from gspo.model.policy import device_of, try_save
+from gspo.model.policy import device_of, dtype_of, try_save
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.run.memory import memory_lines
+from gspo.run.minutes import measured_rates, time_line
 from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective, shown_tokens
@@ -56,6 +57,9 @@ def check(
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe, inputs, num_ranks)
+    rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
+    if num_ranks == 1 and (line := time_line(recipe, inputs, rates)) is not None:
+        yield f"time        {line}"
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:
