@@ -62,6 +62,7 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"actor": {"surrogate": "reinforce", "mini_batches": 1, "epochs": 3}}, "first of 3 mini-batches are stale"),
         ({"actor": {"clip_fraction": 0.3, "mini_batches": 1, "epochs": 2}}, "2 mini-batches clip about 0.25 at most"),
         ({"model": {"path": "x", "attn_implementation": "eager"}}, "model.attn_implementation: eager: sequences are"),
+        ({"model": {"path": "x", "trust_remote_code": True}}, "runs the Python code of x with your rights"),
     ],
 )
 def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) -> None:

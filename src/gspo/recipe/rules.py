@@ -195,6 +195,9 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: _goes_by_evaluation(recipe) and not evaluation.every,
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
         """: attention not in (None, "sdpa"),
+        f"""model.trust_remote_code: true runs the Python code of {recipe.model.path or recipe.model.tokenizer} with
+        your rights
+        """: recipe.model.trust_remote_code,
     }
 
 
