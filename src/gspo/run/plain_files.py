@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def rollout_files(run: Path, folder: str = ROLLOUTS) -> dict[int, Path]:
     """By step, the files of a run's responses; a copy beside them, under any other name, is none."""
-    named = [(_STEP_FILE.fullmatch(path.name), path) for path in sorted((run / folder).glob("step_*.jsonl"))]
-    return {int(name[1]): path for name, path in named if name}
+    named = [(_STEP_FILE.fullmatch(path.name), path) for path in (run / folder).glob("step_*.jsonl")]
+    return dict(sorted((int(name[1]), path) for name, path in named if name))
 
 
 def sync(path: Path) -> None:
@@ -68,17 +69,18 @@ def clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, mark: str = "") -> None:
     """Replace a file by another text: at any instant there is the one or the other; OSError where it cannot be.
 
-    What a killed process has left of it goes with the next text.
+    What a killed process has left of it goes with the next text. Of several that may write at once each has its `mark`.
     """
-    unfinished = path.with_name(f"unfinished_{path.name}")
+    unfinished = path.with_name(f"unfinished_{mark}{path.name}")
     try:
         unfinished.write_text(text, encoding="utf-8")
         sync(unfinished)
         unfinished.replace(path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise
     sync(path.parent)

@@ -83,7 +83,7 @@ def test_where_no_file_can_be_it_is_said_and_no_directory_is_made() -> None:
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_what_cannot_be_written_is_said_and_nothing_is_left(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        if "x" in mode or number == errno.ENOSPC:
+        if "w" in mode or number == errno.ENOSPC:
             raise OSError(number, os.strerror(number))
         return opened(path, mode, *arguments, **options)
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
@@ -15,6 +16,7 @@ from gspo.errors import UserError
 from gspo.report.page.data import run_data
 from gspo.report.run_files import RunFiles, read_run, runs_in
 from gspo.report.sample_sets import Contents, sample_sets
+from gspo.run.plain_files import replace_text
 
 MAX_BYTES = 12_000_000  # of samples in a page: packed a half of that at most, and mostly a twentieth
 _MARK, _MARKED = b'<meta name="generator" content="gspo report">', 1_000  # in the first bytes of a page
@@ -92,11 +94,6 @@ def replace_page(target: Path, make: Callable[[], str]) -> None:
     try:
         if os.path.lexists(target) and _MARK not in target.read_bytes()[:_MARKED]:
             raise UserError("this is there already, and is no page that gspo has written", where=str(target), fix=fix)
-        unfinished = target.with_name(f"unfinished_{os.getpid()}_{target.name}")
-        try:
-            unfinished.write_text(make(), encoding="utf-8")
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        replace_text(target, make(), mark=f"{secrets.token_hex(8)}_")
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=str(target), fix=fix) from None
