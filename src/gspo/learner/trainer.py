@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -138,8 +138,11 @@ class Trainer:
     @by_all
     def _load(self, recipe: Recipe, tokenizer: Any, **weights: Path | None) -> None:
         self.recipe = recipe
-        self._tokenizer = self._tokenizer or tokenizer or make_tokenizer(recipe.model, ())
-        load = partial(load_models, recipe, self._tokenizer, **weights)
+
+        def load() -> tuple[Policy, Policy | None, Policy | None]:
+            self._tokenizer = self._tokenizer or tokenizer or make_tokenizer(recipe.model, ())
+            return load_models(recipe, self._tokenizer, **weights)
+
         self.policy, self.reference, self._value_trunk = ranks.on_all(load, UserError)
 
     @by_all
@@ -149,6 +152,8 @@ class Trainer:
         With `copy_reference`, the reference takes the policy's present weights.
         """
         self._share_again()
+        self._parts = {}
+        self.__dict__.pop("_optimizer", None)  # the cold start's, whose memory the next may need
         make = self._training_parts if phase == "training" else self._cold_parts
         self._parts = ranks.on_all(make)
         if saved is None:
@@ -235,9 +240,18 @@ class Trainer:
         """Continue the prompts, each rank some of their groups, until any of the strings is complete."""
         return completed(self._engine, self.policy.tokenizer, prompts, sampling, strings)
 
+    @by_all
+    def check_stop(self) -> None:
+        """Raise Stopped where any rank has heard a signal."""
+        ranks.stop_all(signal_heard())
+
     def call_others(self, layer: str | None) -> None:
         """Have the other ranks take part in what rank 0, alone, does next with the policy (`Policy.take_part`)."""
-        ranks.tell("layer", layer)
+        try:
+            ranks.tell("layer", layer)
+        except BaseException:
+            self._is_busy = True  # for good
+            raise
 
     def serve(self) -> Any:
         """Do what rank 0 says until it ends, on another rank; return what it has ended with."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.errors import DivergedError
+from gspo.errors import DivergedError, Stopped
 from gspo.evaluation.held_out import evaluate, shown_columns
 from gspo.interrupt import check_stop
 from gspo.learner.clip_range import next_scale
@@ -141,6 +141,8 @@ class Recorder:
         return self._watched(progress, line, stop)
 
     def _hook_failed(self, name: str, error: BaseException) -> None:
+        if isinstance(error, Stopped):  # of an evaluation within the hook
+            raise error
         if isinstance(error, KeyboardInterrupt):
             check_stop()  # a second signal ends a hook that hangs: the state is whole, and saved
         fault = fault_of(name, error, self._run.parts.hooks[name])

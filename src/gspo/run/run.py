@@ -11,7 +11,7 @@ from gspo import loop
 from gspo.engine.engine import Engine
 from gspo.engine.make import make_engine
 from gspo.errors import DivergedError, RunError, Stopped, UserError
-from gspo.interrupt import Interrupt, check_stop
+from gspo.interrupt import Interrupt
 from gspo.learner.engine_of_ranks import EngineOfRanks
 from gspo.learner.state import digest_of
 from gspo.learner.trainer import Phase, Trainer
@@ -115,7 +115,7 @@ class Run:
 
     def _check_stop(self) -> None:
         if not self._is_trained:
-            check_stop()
+            self.trainer.check_stop()
 
     @property
     def _is_trained(self) -> bool:

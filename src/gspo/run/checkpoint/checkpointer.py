@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,9 +152,11 @@ class Checkpointer:
                 self.directory.save_best(self.store.path(snapshot.position) / "model", best)
             self.store.prune(self.settings.keep)
         except Exception as error:
-            snapshot.share.tell_others(None)  # where they have not been told yet
             is_plain = isinstance(error, OSError | SafetensorError | RunError | DamagedError)
             reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
+            self._failure = RunError(f"{what}: {reason}\n  where: {self.store.root}")  # whatever fails below
+            with suppress(Exception):
+                snapshot.share.tell_others(None)  # where they have not been told yet
             self._failure = RunError(f"{what}: {reason}\n  where: {self._rest(snapshot)}")
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -179,11 +182,10 @@ class Checkpointer:
 
     def _rest(self, snapshot: Snapshot) -> str:
         """Where a write has failed, how much room there is, and what to resume from; what it has left is removed."""
-        root, others = self.store.root, [one for one in self.store.positions() if one != snapshot.position]
-        rest = "there is no other"
-        if others:
-            rest = f"the one before, {others[-1].name}, is untouched: fix this, then resume"
+        root, rest = self.store.root, "there is no other"
         try:
+            if others := [one for one in self.store.positions() if one != snapshot.position]:
+                rest = f"the one before, {others[-1].name}, is untouched: fix this, then resume"
             clear(self.store.unfinished(snapshot.position))
             free = shutil.disk_usage(root.parent).free
         except OSError:  # the disk may be gone altogether
