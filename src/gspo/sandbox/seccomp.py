@@ -45,49 +45,63 @@ _IOCTL = [
     *(termios.TCGETS, termios.TIOCGWINSZ, termios.TIOCGPGRP),
 ]
 _ALLOW, _ANSWER_ENOSYS = 0x7FFF_0000, 0x0005_0000 | errno.ENOSYS
-_MASKED_EQUAL, _WHOLE, _LOWER = 7, 2**64 - 1, 2**32 - 1
+_EQUAL, _MASKED_EQUAL = 4, 7
 _UNKNOWN = -1  # the number that libseccomp gives to a name it does not know
 
 
 class _Comparison(ctypes.Structure):
-    """scmp_arg_cmp of seccomp.h: which argument, how it is compared, under which mask, with what."""
+    """scmp_arg_cmp of seccomp.h: which argument, how it is compared, with what."""
 
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-# Calls that are allowed only where this argument, under this mask, is this value.
-_RESTRICTED = [
-    ("clone", 0, _NEW_NAMESPACES, 0),
-    ("prlimit64", 0, _WHOLE, 0),  # of itself: it could end the harness by a limit of its
-    ("sched_setaffinity", 0, _WHOLE, 0),  # of itself
-    ("socket", 0, _WHOLE, socket.AF_UNIX),
-    ("socketpair", 0, _WHOLE, socket.AF_UNIX),
-    ("setsockopt", 2, _LOWER, socket.SO_REUSEADDR),  # not the size of a buffer
+# Calls that are allowed only where this argument compares so.
+_RESTRICTED: list[tuple[str, _Comparison]] = [
+    ("clone", _Comparison(0, _MASKED_EQUAL, _NEW_NAMESPACES, 0)),
+    ("prlimit64", _Comparison(0, _EQUAL, 0)),  # of itself: it could end the server by a limit of its
+    ("sched_setaffinity", _Comparison(0, _EQUAL, 0)),  # of itself
+    ("socket", _Comparison(0, _EQUAL, socket.AF_UNIX)),
+    ("socketpair", _Comparison(0, _EQUAL, socket.AF_UNIX)),
+    ("setsockopt", _Comparison(2, _MASKED_EQUAL, 0xFFFF_FFFF, socket.SO_REUSEADDR)),  # not the size of a buffer
     # Memory of no file that processes share stays when none has it mapped, and then no process is charged for it.
-    *(("mmap", 3, kind, 0) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
-    *(("fcntl", 1, _LOWER, command) for command in _FCNTL),
-    *(("prctl", 0, _WHOLE, option) for option in _PRCTL),
-    *(("ioctl", 1, _LOWER, request) for request in _IOCTL),
+    *(("mmap", _Comparison(3, _MASKED_EQUAL, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+    *(("fcntl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, command)) for command in _FCNTL),
+    *(("prctl", _Comparison(0, _EQUAL, option)) for option in _PRCTL),
+    *(("ioctl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, request)) for request in _IOCTL),
 ]
 
 
 @cache
-def compile_filter() -> bytes:
-    """The filter as a program of the kernel's; UserError where libseccomp, which writes it, is not installed."""
+def load_libseccomp() -> ctypes.CDLL:
+    """The library that writes the filter; UserError where it is not installed."""
     try:
-        library = ctypes.CDLL("libseccomp.so.2")
+        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     except OSError as error:
         fix = "install it: apt install libseccomp2 (Debian, Ubuntu), dnf install libseccomp (Fedora)"
         raise UserError(f"code cannot be isolated: libseccomp is missing ({error})", fix=fix) from None
     library.seccomp_init.restype = ctypes.c_void_p
-    context = ctypes.c_void_p(library.seccomp_init(_ANSWER_ENOSYS))
+    library.seccomp_init.argtypes = [ctypes.c_uint32]
+    library.seccomp_release.argtypes = [ctypes.c_void_p]
+    library.seccomp_rule_add_array.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint, ctypes.POINTER(_Comparison))
+    ]
+    library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    return library
+
+
+@cache
+def compile_filter() -> bytes:
+    """The filter as a program of the kernel's; calls of other architectures end the process."""
+    library = load_libseccomp()
+    context = library.seccomp_init(_ANSWER_ENOSYS)
     try:
-        for name, argument, mask, value in [*((name, 0, 0, 0) for name in _ALLOWED.split()), *_RESTRICTED]:
+        for name, comparison in [*((name, None) for name in _ALLOWED.split()), *_RESTRICTED]:
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number == _UNKNOWN:  # to an older libseccomp: then it stays denied
                 continue
-            comparison = ctypes.byref(_Comparison(argument, _MASKED_EQUAL, mask, value))
-            if status := library.seccomp_rule_add_array(context, _ALLOW, number, int(mask > 0), comparison):
+            array = (_Comparison * 1)(comparison or _Comparison())
+            num_comparisons = int(comparison is not None)
+            if status := library.seccomp_rule_add_array(context, _ALLOW, number, num_comparisons, array):
                 raise RuntimeError(f"seccomp_rule_add_array({name}): {os.strerror(-status)}")
         with os.fdopen(os.memfd_create("filter"), "r+b") as file:
             if status := library.seccomp_export_bpf(context, file.fileno()):
