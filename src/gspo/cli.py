@@ -398,3 +398,7 @@ def _track(options: Namespace) -> None:
 
     with _waiting("sending the run"):
         track(Path(options.target), options.to, note=_note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -130,8 +130,9 @@ class Laboratory:
         return "".join((self.home / name).read_text() for name in ("out", "err") if (self.home / name).exists())
 
     def lines(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """The lines of a log, without what differs between equal runs."""
-        lines = [json.loads(line) for line in (self.run / name).read_text().splitlines()]
+        """The whole lines of a log, without what differs between equal runs; the run may be writing another."""
+        *whole, _ = (self.run / name).read_text().split("\n")
+        lines = [json.loads(line) for line in whole]
         return [{key: value for key, value in line.items() if not any(s in key for s in VARIES)} for line in lines]
 
     def checkpoints(self, *, unfinished: bool = False, folder: str = "checkpoints") -> list[str]:
