@@ -92,7 +92,8 @@ def test_a_curve_and_bars_are_drawn_of_each_model_in_the_theme_s_colours(page: T
 def test_questions_are_filtered_and_sorted_by_what_a_model_got(page: Tab) -> None:
     page.set("#which [name=set]", 1)  # of the second model, with the rate of the first beside
     page.click(".queries th:nth-child(1) button")
-    assert rows(page, ".queries")[0] == ["a", "You are asked: what is a?", " 100 %", " 50 %", "1", "2"]
+    cells = [cell.strip() for cell in rows(page, ".queries")[0]]  # the browser may count a model's mark as a space
+    assert cells == ["a", "You are asked: what is a?", "100 %", "50 %", "1", "2"]
     for least, most, shown in (("", 0, ["b"]), (1, 99, ["c", "d"]), (100, "", ["a"])):
         page.set("#which [name=least]", least)
         page.set("#which [name=most]", most)
