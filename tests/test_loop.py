@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,44 +25,40 @@ def test_an_error_of_any_kind_reaches_who_waits_and_the_loop_goes_on(error: Base
     assert loop.run(asyncio.sleep(0, "still there")) == "still there"
 
 
-def test_what_a_look_raises_ends_the_coroutine_before_it_is_raised() -> None:
-    begun, ended = threading.Event(), threading.Event()
+class Waiting:
+    """A coroutine that waits until it is ended, and what is looked at meanwhile: `act` once it has begun."""
 
-    async def waits() -> None:
-        begun.set()
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._begun, self.ended, self._act = threading.Event(), threading.Event(), act
+
+    async def wait(self) -> None:
+        self._begun.set()
         try:
             await asyncio.sleep(100)
         finally:
             await asyncio.sleep(0.05)
-            ended.set()
+            self.ended.set()
 
-    def look() -> None:
-        if begun.is_set():
-            raise Stopped(15)
+    def look(self) -> None:
+        if self._begun.is_set():
+            self._act()
 
+
+def test_what_a_look_raises_ends_the_coroutine_before_it_is_raised() -> None:
+    def stop() -> None:
+        raise Stopped(15)
+
+    waiting = Waiting(stop)
     with pytest.raises(Stopped):
-        loop.run(waits(), look)
-    assert ended.is_set()
+        loop.run(waiting.wait(), waiting.look)
+    assert waiting.ended.is_set()
 
 
 def test_a_signal_ends_the_coroutine_before_stopped_is_raised() -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    async def waits() -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(0.05)
-            ended.set()
-
-    def look() -> None:
-        if begun.is_set():
-            signal.raise_signal(signal.SIGTERM)
-
+    waiting = Waiting(lambda: signal.raise_signal(signal.SIGTERM))
     with Interrupt(lambda text: None), pytest.raises(Stopped) as stopped:
-        loop.run(waits(), look)
-    assert ended.is_set() and stopped.value.args == (signal.SIGTERM,)
+        loop.run(waiting.wait(), waiting.look)
+    assert waiting.ended.is_set() and stopped.value.args == (signal.SIGTERM,)
     assert loop.run(asyncio.sleep(0, "outside")) == "outside"
 
 
