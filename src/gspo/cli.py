@@ -110,7 +110,7 @@ def _key_for(option: str, command: str, words: Sequence[str]) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its messages have the form of all others."""
+    """A parser whose messages have the form of all others."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError: what, and the usage."""
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         about = table.pop("about")
         description = f"{about}. {table.pop('more')}" if "more" in table else about
         command = groups[group].add_parser(word, help=about, description=description)
-        command.set_defaults(command=name, run=globals().get(f"_{name.partition(' ')[0]}"))
+        command.set_defaults(command=name, run=_COMMANDS[name.partition(" ")[0]])
         if "commands" in table:
             groups[name] = command.add_subparsers(required=True, metavar=table["commands"])
         else:
@@ -399,6 +399,20 @@ def _track(options: Namespace) -> None:
     with _waiting("sending the run"):
         track(Path(options.target), options.to, note=_note)
 
+
+_COMMANDS: dict[str, Callable[[Namespace], int | None]] = {  # by the first word of their names in command_line.yaml
+    "get": _get,
+    "init": _init,
+    "train": _train,
+    "resume": _resume,
+    "launch": _launch,
+    "eval": _eval,
+    "check": _check,
+    "report": _report,
+    "view": _view,
+    "show": _show,
+    "track": _track,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -124,7 +124,7 @@ def _judge(chunk: EvaluationSet, sampler: Sampler, journal: Journal, display: Di
         with display.waiting(f"{chunk.name}: sampling, {done}"):
             groups = sampler.sample(chunk.queries, chunk.sampling, SAMPLING_KEY, show_progress=display.progress)
     except RunError as error:  # of an engine that cannot go on
-        fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
+        fix = "solve that, then run the same command again: what is judged is kept, and it goes on"
         raise UserError(str(error), where=f"{chunk.name}, {journal.path}", fix=fix) from None
     sampled = time.monotonic()
     with display.waiting(f"{chunk.name}: judging"):

@@ -86,11 +86,11 @@ def train(
             with Interrupt(lambda _: None):
                 served: Outcome = Trainer().serve()
                 return served
-        with trainer_of_rank_0() as (trainer, tell_outcome):
+        with trainer_of_rank_0() as trainer:
             check_trackers(recipe.report.trackers, where="report.trackers")
             recipe = renamed(recipe, display.note) if new else recipe
             outcome = _run(recipe, trainer, given, display=display, resume=resume, overwrite=overwrite)
-            tell_outcome(outcome)
+            trainer.end(outcome)
             return outcome
 
 

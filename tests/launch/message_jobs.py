@@ -156,9 +156,9 @@ def _led(lead: Callable[[Trainer], Any]) -> Callable[[], Any]:
     def run() -> Any:
         if rank() > 0:
             return Trainer().serve()
-        with trainer_of_rank_0() as (trainer, end_others_with):
+        with trainer_of_rank_0() as trainer:
             result = lead(trainer)
-            end_others_with(result)
+            trainer.end(result)
             return result
 
     return run

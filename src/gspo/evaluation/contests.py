@@ -48,7 +48,7 @@ def read_problems(directory: Path, contests: Sequence[Contest]) -> list[RawRow]:
         problem, where, fix = (
             (row.get("contest"), row.get("index")),
             f"{path}, row {number}",
-            "mend the row, or remove it",
+            "correct the row, or remove it",
         )
         if problem not in left:
             what = f"contest {problem[0]!r} has no problem {problem[1]!r}, or the row was given before"

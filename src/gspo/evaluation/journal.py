@@ -71,7 +71,7 @@ class Journal:
             if key.startswith("settings.code."):
                 function = key.removeprefix("settings.code.")
                 what = f"it has {suite} with other code of the reward function {function} than there is now"
-            fix = "give another --out, or the same settings and data to go on with it; or delete it to judge anew"
+            fix = "give another --out, or the same settings and data to go on with it; or delete it to start over"
             raise UserError(what, where=str(self.path), fix=fix)
         return self.judged(suite)
 

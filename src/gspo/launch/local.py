@@ -35,7 +35,7 @@ class LocalRank(subprocess.Popen[bytes]):
         if self.returncode == LOST:
             return f"(process {self.pid}) does not end, not even by SIGKILL: perhaps it waits for a disk or a GPU"
         name = signal.Signals(-(self.returncode or 0)).name
-        return f"was ended by {name}" + (": perhaps by the system, for want of memory" if name == "SIGKILL" else "")
+        return f"was ended by {name}" + (": perhaps by the system, for lack of memory" if name == "SIGKILL" else "")
 
 
 def run_processes(arguments: Sequence[str], number: int) -> int:

@@ -52,8 +52,8 @@ class EngineOfRanks:
         return self._description
 
     def take_metrics(self) -> Mapping[str, float]:
-        """Nothing: an embedded engine measures nothing."""
+        """Return nothing: an embedded engine measures nothing."""
         return {}
 
     def close(self) -> None:
-        """Nothing: the engines end with their processes."""
+        """Do nothing: the engines end with their processes."""

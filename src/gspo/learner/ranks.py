@@ -314,7 +314,7 @@ def _loss(error: BaseException) -> RunError:
 
 
 def _lost(other: int, how: str) -> RunError:
-    """One rank says it."""
+    """Make the error that one rank reports, and about which the others keep silent."""
     fix = "gspo resume goes on from the last checkpoint; trainer.timeout_seconds says how long ranks wait"
     what = f"rank {other} {how}\n  fix: {fix}"
     return LostRankError(what) if rank() == (1 if other == 0 else 0) else OtherRankError(what)

@@ -1,18 +1,17 @@
 """How ranks sample: each some of the groups, with an engine of its own, and all of them get all completions."""
 
+import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from signal import Signals
 from typing import Any
 
+from gspo import loop
 from gspo.engine.engine import Completion, Engine, Prompt, Sampling, in_groups
 from gspo.errors import OtherRankError, RunError, Stopped
-from gspo.interrupt import check_stop
 from gspo.learner.ranks import gathered, meet, num_ranks, of_all, rank
 from gspo.rollout.stop_strings import StopStrings, WatchedResponse
-
-_LOOK_SECONDS = 0.05  # between two looks at whether the run is to stop
 
 
 def completed(
@@ -28,7 +27,7 @@ def completed(
         stops = StopStrings(tokenizer, strings)
         mine = [replace(prompt, is_complete=WatchedResponse(stops, prompt.ids)) for prompt in mine]
     try:
-        completions = _waited_for(engine.submit(mine, sampling))
+        completions = loop.run(_all(engine.submit(mine, sampling)))
     except (Exception, KeyboardInterrupt) as error:  # Stopped is one of the latter
         failure = error
     meet()
@@ -44,13 +43,5 @@ def completed(
     return [next(shares[place % num_ranks()]) for place, group in enumerate(groups) for _ in group]
 
 
-def _waited_for(futures: Sequence[Future[Completion]]) -> list[Completion]:
-    pending = {*futures}
-    try:
-        while pending:
-            _, pending = wait(pending, _LOOK_SECONDS)
-            check_stop()
-        return [future.result() for future in futures]
-    finally:
-        for future in pending:
-            future.cancel()
+async def _all(futures: Sequence[Future[Completion]]) -> list[Completion]:
+    return await asyncio.gather(*map(asyncio.wrap_future, futures))

@@ -64,13 +64,13 @@ class Shares:
         return OwnShare(weights=weights, tensors=tensors, number=self._number, other_ranks=others)
 
     def wait(self) -> None:
-        """Until this rank writes nothing."""
+        """Wait until this rank writes nothing."""
         if self._thread is not None:
             self._thread.join()
 
 
 def _write(tensors: Mapping[str, Tensor], number: int) -> None:
-    with suppress(RunError, RuntimeError):  # rank 0 is gone: the main thread will come upon that
+    with suppress(RunError, RuntimeError):  # rank 0 is gone: the main thread will notice
         if directory := wait_for_note(f"share {number}", by=0):
             path, problem = Path(directory) / tensors_file(rank()), ""
             try:

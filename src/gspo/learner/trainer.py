@@ -253,6 +253,10 @@ class Trainer:
             self._is_busy = True  # for good
             raise
 
+    def end(self, outcome: object) -> None:
+        """End the other ranks, with what `serve` returns there."""
+        ranks.tell("ended", outcome)
+
     def serve(self) -> Any:
         """Do what rank 0 says until it ends, on another rank; return what it has ended with."""
         own: Exception | None = None  # which this rank has to say, where rank 0 ends because of it
@@ -312,14 +316,13 @@ class Trainer:
 
 
 @contextmanager
-def trainer_of_rank_0() -> Iterator[tuple[Trainer, Callable[[object], None]]]:
-    """The trainer, and what is called with what the other ranks end with; after an error they end too, in silence."""
-    trainer, result = Trainer(), list[object]([None])
+def trainer_of_rank_0() -> Iterator[Trainer]:
+    """Make the trainer of rank 0, which ends the other ranks (`Trainer.end`); after an error they end in silence."""
+    trainer = Trainer()
     try:
-        yield trainer, result.append
+        yield trainer
     except BaseException as error:
         is_at_once = isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped)
         if not (is_at_once or isinstance(error, LostRankError) or trainer.is_busy):
             ranks.tell("failed", error if isinstance(error, Stopped) else OtherRankError(str(error)))
         raise
-    ranks.tell("ended", result[-1])

@@ -60,7 +60,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
 
 
 def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) -> list[Drawn]:
-    """So many groups; a server that has failed gets its weights again meanwhile."""
+    """Take so many groups; a server that has failed gets its weights again meanwhile."""
 
     def look() -> None:
         if source.ended is not None:
@@ -92,9 +92,10 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
 
 def _source(run: Run, progress: Progress) -> Source:
     """The run's source, set to the step under way."""
-    sampling, is_server = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine != "embedded"
-    if is_server and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
-        problem = f"a hook has set the temperature to {sampling.temperature:g}, and a server samples at 0.01 or more"
+    sampling, is_vllm = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine == "vllm"
+    if is_vllm and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
+        least = f"vLLM samples at {LOWEST_TEMPERATURE} or more"
+        problem = f"a hook has set the temperature to {sampling.temperature:g}, and {least}"
         raise UserError(problem, where="hooks", fix=f"set {LOWEST_TEMPERATURE} or more")
     if run.source is None:
         run.source = Source(
@@ -115,7 +116,7 @@ def _source(run: Run, progress: Progress) -> Source:
 
 
 async def _score_ahead(run: Run, group: Group) -> Batch:
-    """With the state of the step under way, and without an error for what fails: that is scored again in its step."""
+    """Score a group with the state of the step under way, and without an error for what fails: that is scored again in its step."""
     assert run.source is not None
     options: dict[str, Any] = {"max_masked_fraction": 1.0, "num_samples": len(group.samples), "warn": run.warn_once}
     scoring = Scoring(run.parts.functions, run.trainer_state(run.source.steps), **options)

@@ -1,4 +1,4 @@
-"""One run a directory: a lock that the system lets go of when its process ends, however it ends."""
+"""A lock for one run in a directory, which the system releases when its process ends, however it ends."""
 
 import fcntl
 import os

@@ -43,7 +43,7 @@ from gspo.run.resume import (
 class Run:
     """What the phases of a run share: the cold start, then reinforcement learning.
 
-    Example: run.trainer.policy is trained; run.progress.steps == 12 and run.stopped_by is None in the midst of step 13.
+    Example: run.trainer.policy is trained; run.progress.steps == 12 and run.stopped_by is None during step 13.
     """
 
     recipe: Recipe
@@ -90,7 +90,7 @@ class Run:
         return self.progress
 
     def _digest_of_reference(self) -> str:
-        """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
+        """Compute the digest of the reference's weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
 
         UserError where a resumed run would go on with another one. (Of one that is refreshed a checkpoint has digests.)
         """
