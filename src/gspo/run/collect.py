@@ -116,7 +116,10 @@ def _source(run: Run, progress: Progress) -> Source:
 
 
 async def _score_ahead(run: Run, group: Group) -> Batch:
-    """Score a group with the state of the step under way, and without an error for what fails: that is scored again in its step."""
+    """Score a group with the state of the step under way.
+
+    What fails is no error here: it is scored again in its own step.
+    """
     assert run.source is not None
     options: dict[str, Any] = {"max_masked_fraction": 1.0, "num_samples": len(group.samples), "warn": run.warn_once}
     scoring = Scoring(run.parts.functions, run.trainer_state(run.source.steps), **options)

@@ -153,7 +153,7 @@ def _changed_prompt(run: Path, queries: QuerySet) -> str:
 
 
 def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
-    """Find the newest checkpoint: of reinforcement learning, else what the cold start has ended with, else the newest of that."""
+    """Find the newest checkpoint: of training, else what the cold start has ended with, else the newest of that."""
     store = Store(directory.checkpoints)
     if checkpoint := store.newest():
         return checkpoint

@@ -90,9 +90,10 @@ class Run:
         return self.progress
 
     def _digest_of_reference(self) -> str:
-        """Compute the digest of the reference's weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
+        """Compute the digest of the reference's weights.
 
-        UserError where a resumed run would go on with another one. (Of one that is refreshed a checkpoint has digests.)
+        They are the policy's as reinforcement learning starts, or those that the recipe names. UserError where a
+        resumed run would go on with others than before. A refreshed reference is in the checkpoint, with its digests.
         """
         before, digest = self.progress.reference_sha256, digest_of(self.trainer.weights("reference"))
         if before not in (None, digest):
