@@ -155,8 +155,8 @@ def test_an_exception_from_a_signal_leaves_no_call_running_and_the_processes_usa
     previous = signal.signal(signal.SIGALRM, terminate)
     try:
         for delay in (0.3, 0.01, 0.02, 0.003):  # at different places of the work
-            signal.setitimer(signal.ITIMER_REAL, delay)
             with pytest.raises(Terminated):
+                signal.setitimer(signal.ITIMER_REAL, delay)
                 score(groups(*[["stuck"]] * 40), [function])
             started = {int(pid) for pid in (tmp_path / "pids.txt").read_text().split()}
             assert started and all(gone(pid) for pid in started)

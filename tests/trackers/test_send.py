@@ -275,7 +275,7 @@ def command(options):
     return 7
 
 as_program, is_hanging = sys.argv[1] == "program", threading.Event()
-send.WAIT_SECONDS, tracker.OPENERS["wandb"], cli._show = 0.01, hang, command
+send.WAIT_SECONDS, tracker.OPENERS["wandb"], cli._COMMANDS["show"] = 0.01, hang, command
 if as_program:
     sys.argv[1:2] = ["show"]
     sys.exit(cli.main())
