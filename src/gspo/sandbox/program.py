@@ -41,7 +41,7 @@ SPARE_ADDRESS_BYTES = 2**29
 NUM_PIPES = 5
 ANSWER_SECONDS = 0.5
 PROGRAM = "program.py"
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_THP_DISABLE = 4, 36, 41
 WAIT_FOR_ALL = 0x4000_0000  # __WALL: also for children that would send no SIGCHLD
 # A run's process, or 0 where it has ended; its exit status, its CPU seconds, whether nothing that it started is left.
 MESSAGE = struct.Struct("<iid?")
@@ -160,6 +160,7 @@ def serve(link: socket.socket) -> NoReturn:
     try:
         close_all_but([link.fileno()])
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a run leaves behind becomes a child of this process
+        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # of a huge page that is given back in part, the kernel keeps the rest
         os.chdir("/tmp")
         header, program = Channel(link).receive()
         set_limits(header["limits"])

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 import os
+import signal
 import socket
 import termios
 from functools import cache
@@ -29,7 +30,7 @@ getpgrp getsid setsid getuid geteuid getgid getegid getgroups getresuid getresgi
 set_tid_address set_robust_list futex futex_waitv sched_yield sched_getaffinity sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min restart_syscall getrlimit setrlimit getrusage times uname sysinfo getcpu
 getrandom
-rt_sigaction rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_sigsuspend rt_sigreturn sigaltstack pause
+rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_sigsuspend rt_sigreturn sigaltstack pause
 alarm getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete time gettimeofday
 clock_gettime clock_getres nanosleep clock_nanosleep
 connect bind listen accept accept4 getsockname getpeername sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown
@@ -55,8 +56,8 @@ class _Comparison(ctypes.Structure):
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-# Calls that are allowed only where this argument compares so.
-_RESTRICTED: list[tuple[str, _Comparison]] = [
+# Calls that are allowed only where these arguments compare so.
+_RESTRICTED: list[tuple[str, *tuple[_Comparison, ...]]] = [
     ("clone", _Comparison(0, _MASKED_EQUAL, _NEW_NAMESPACES, 0)),
     ("prlimit64", _Comparison(0, _EQUAL, 0)),  # of itself: it could end the server by a limit of its
     ("sched_setaffinity", _Comparison(0, _EQUAL, 0)),  # of itself
@@ -65,8 +66,11 @@ _RESTRICTED: list[tuple[str, _Comparison]] = [
     ("setsockopt", _Comparison(2, _MASKED_EQUAL, 0xFFFF_FFFF, socket.SO_REUSEADDR)),  # not the size of a buffer
     # Memory of no file that processes share stays when none has it mapped, and then no process is charged for it.
     *(("mmap", _Comparison(3, _MASKED_EQUAL, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+    # The CPU time of children whose SIGCHLD is ignored is in no process's once they have ended.
+    *(("rt_sigaction", _Comparison(0, _EQUAL, number)) for number in range(1, 65) if number != signal.SIGCHLD),
     *(("fcntl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, command)) for command in _FCNTL),
     *(("prctl", _Comparison(0, _EQUAL, option)) for option in _PRCTL),
+    ("prctl", _Comparison(0, _EQUAL, 41), _Comparison(1, _EQUAL, 1)),  # no huge pages, and never again
     *(("ioctl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, request)) for request in _IOCTL),
 ]
 
@@ -95,13 +99,12 @@ def compile_filter() -> bytes:
     library = load_libseccomp()
     context = library.seccomp_init(_ANSWER_ENOSYS)
     try:
-        for name, comparison in [*((name, None) for name in _ALLOWED.split()), *_RESTRICTED]:
+        for name, *comparisons in [*((name,) for name in _ALLOWED.split()), *_RESTRICTED]:
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number == _UNKNOWN:  # to an older libseccomp: then it stays denied
                 continue
-            array = (_Comparison * 1)(comparison or _Comparison())
-            num_comparisons = int(comparison is not None)
-            if status := library.seccomp_rule_add_array(context, _ALLOW, number, num_comparisons, array):
+            array = (_Comparison * max(1, len(comparisons)))(*comparisons)
+            if status := library.seccomp_rule_add_array(context, _ALLOW, number, len(comparisons), array):
                 raise RuntimeError(f"seccomp_rule_add_array({name}): {os.strerror(-status)}")
         with os.fdopen(os.memfd_create("filter"), "r+b") as file:
             if status := library.seccomp_export_bpf(context, file.fileno()):
