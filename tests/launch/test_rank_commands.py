@@ -24,7 +24,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> As:
 
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setattr(cli, "_check", fail)
+        monkeypatch.setitem(cli._COMMANDS, "check", fail)
         return cli.main(["check", TINY])
 
     return end
