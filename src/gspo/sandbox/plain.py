@@ -1,8 +1,8 @@
-"""Plain data as JSON and back, exactly typed: what passes between the sandbox and the world. Standard library only.
+"""Plain data as JSON and back, exactly typed: what passes between sandbox and world. Standard library only.
 
-JSON has None, bool, int, float, str and list; an object of one key stands for each other type: {"tuple": […]},
-{"dict": [[key, value], …]}, {"set": […]}, {"frozenset": […]}, {"bytes": hex}, {"complex": [real, imaginary]} and
-{"int": hex} for integers whose decimal digits Python would refuse to read.
+JSON has None, bool, int, float, str and list; an object of one key stands for each other type:
+{"tuple": […]}, {"dict": [[key, value], …]}, {"set": […]}, {"frozenset": […]}, {"bytes": hex},
+{"complex": [real, imaginary]} and {"int": hex} for integers whose decimal digits Python would refuse to read.
 """
 
 import json
@@ -14,11 +14,9 @@ MAX_DEPTH = 64
 _MAX_EQUAL_HASHES = 32  # a dict of keys with one hash takes quadratic time to build
 _MAX_SHORT_INT = 2**64
 
-Value = Any  # JSON's types
-
 
 def dumps(value: Any) -> bytes:
-    """The value as one line of text; TypeError for any other type, ValueError for one that is too large or too deep."""
+    """The value as one line of text; TypeError for any other type, ValueError for too large or deep a one."""
     text = json.dumps(_pack(value, 0), separators=(",", ":")).encode()
     if len(text) > MAX_BYTES:
         raise ValueError(f"the value is longer than {MAX_BYTES} bytes")
@@ -35,7 +33,7 @@ def loads(text: Any) -> Any:
         raise ValueError(f"the text is no value: {type(error).__name__}") from None
 
 
-def _pack(value: Any, depth: int) -> Value:
+def _pack(value: Any, depth: int) -> Any:
     kind = type(value)
     if depth > MAX_DEPTH:
         raise ValueError(f"the value is deeper than {MAX_DEPTH}")
@@ -56,7 +54,7 @@ def _pack(value: Any, depth: int) -> Value:
     raise TypeError(f"a value of type {kind.__name__} is not plain data")
 
 
-def _unpack(value: Value, depth: int) -> Any:
+def _unpack(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"the value is deeper than {MAX_DEPTH}")
     if isinstance(value, list):
@@ -71,17 +69,11 @@ def _unpack(value: Value, depth: int) -> Any:
     if kind == "complex":
         real, imaginary = inner
         return complex(float(real), float(imaginary))
-    if kind == "dict":
-        pairs = [(_unpack(key, depth + 1), _unpack(item, depth + 1)) for key, item in inner]
-        _check_hashes([key for key, _ in pairs])
-        return dict(pairs)
-    items = [_unpack(item, depth + 1) for item in inner]
+    items = [_unpack(item[0] if kind == "dict" else item, depth + 1) for item in inner]
     if kind == "tuple":
         return tuple(items)
-    _check_hashes(items)
-    return {"set": set, "frozenset": frozenset}[kind](items)
-
-
-def _check_hashes(items: list[Any]) -> None:
     if max(Counter(map(hash, items)).values(), default=0) > _MAX_EQUAL_HASHES:
         raise ValueError("too many values of one hash")
+    if kind == "dict":
+        return dict(zip(items, [_unpack(value, depth + 1) for _, value in inner], strict=True))
+    return {"set": set, "frozenset": frozenset}[kind](items)

@@ -1,15 +1,16 @@
 """`Sandbox`: run a program, call a function of its, check it by tests or compile it, without trusting it."""
 
+import fcntl
 import json
+import os
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import IO, Any, Literal, Self, get_args
 
 from gspo.errors import UserError
 from gspo.sandbox import plain
@@ -40,7 +41,7 @@ class Limits:
 class Ran:
     """What came of a run."""
 
-    ending: Ending  # finished: exit status 0, or the call returned; failed: an exception, or another exit status
+    ending: Ending  # finished: exit status 0, or the call returned; failed: an exception, another status
     output: bytes  # standard output, at most output_bytes
     error: str  # the end of standard error, or the exception
     value: Any = None  # what the function returned, as plain data
@@ -48,17 +49,19 @@ class Ran:
 
 
 class Sandbox:
-    """A place for programs that nobody trusts; to be used by one thread at a time. UserError where there can be none.
+    """A place for programs that nobody trusts, for one thread at a time; UserError where there can be none.
 
-    The packages can be imported inside, from where they are installed; a name that is not installed is left out, and
-    "*" is all of them and gspo's own. The modules of `warm` are imported once, before the programs are forked.
+    The packages can be imported inside, from where they are installed; a name that is not installed is left
+    out, and "*" is all of them and gspo's own. The modules of `warm` are imported once, before runs are forked.
     """
 
     def __init__(self, *, packages: Sequence[str] = ("numpy",), warm: Sequence[str] = ()) -> None:
         check_available()
         self._packages, self._warm = tuple(packages), tuple(warm)
-        self._servers: dict[str, Server] = {}  # of the programs, of tests and of the compiler; each when it is wanted
-        self._is_whole = True  # no exception has left an operation in its midst, with programs that still run
+        self._servers: dict[str, Server] = {}  # of programs, tests and the compiler; each when it is wanted
+        self._codes: dict[str, tuple[bytes, IO[bytes]]] = {}  # each server's last program, and its code
+        self._files = ExitStack()  # of the operation under way
+        self._is_busy = False  # with an operation, or still with one that an exception has ended
         weakref.finalize(self, _end_all, self._servers)
 
     def run(self, program: str | bytes, stdin: bytes = b"", limits: Limits = Limits()) -> Ran:
@@ -70,16 +73,19 @@ class Sandbox:
         return self._twice(self._call, source, function, arguments, limits)
 
     def check(self, source: str, tests: str, functions: Sequence[str], limits: Limits = Limits()) -> Ran:
-        """Run tests of the program's functions in another sandbox; "finished" where they ran to their very end.
+        """Run tests of the program's functions in another sandbox; "finished" where they ran to their end.
 
-        The tests have stand-ins for the functions, which pass plain data: no object of the program's reaches the
-        tests, and no expected value reaches the program. Arguments are copies, so the tests see no change of them.
+        The tests have stand-ins for the functions, which pass plain data: no object of the program's reaches
+        the tests, and no expected value the program. Arguments are copies: the tests see no change of them.
         """
         return self._twice(self._check, source, tests, functions, limits)
 
     def compile_cpp(self, source: str, limits: Limits = Limits(cpu_seconds=20.0, output_bytes=2**26)) -> bytes | str:
-        """The executable that g++ makes of C++17 source, or its complaint; UserError where there is no g++."""
-        script = _COMPILE.format(compiler=find_compiler())
+        """The executable that g++ makes of C++17, or its complaint; UserError where there is no g++."""
+        if not (compiler := shutil.which("g++")):
+            fix = "install it: apt install g++ (Debian, Ubuntu)"
+            raise UserError("C++ cannot be compiled: there is no g++", fix=fix)
+        script = _COMPILE.format(compiler=compiler)
         ran = self._twice(self._run, "compiler", script, source.encode(errors="replace"), limits)
         if ran.ending == "finished":
             return ran.output
@@ -88,166 +94,113 @@ class Sandbox:
     def close(self) -> None:
         """End all processes."""
         _end_all(self._servers)
+        self._codes.clear()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _server(self, name: str) -> Server:
-        server = self._servers.get(name)
-        if server is None or not server.is_alive():
-            self._end(name)
-            server = self._servers[name] = Server(self._packages, self._warm, compiler=name == "compiler")
-        return server
-
-    def _end(self, name: str) -> None:
-        if server := self._servers.pop(name, None):
-            server.end()
-
     def _twice(self, operation: Callable[..., Ran], *arguments: Any) -> Ran:
-        """Run the operation, and again where a server died: by the end of the thread that started it, for example.
+        """Run the operation, and again where a server died, as with the thread that started it.
 
-        After an exception, which a signal may raise at any point, here too, no server of the operation is used again.
+        After an exception, which a signal may raise at any point, here too, no server is used again.
         """
         for _ in range(2):
+            if self._is_busy:
+                _end_all(self._servers)
+            self._is_busy = True
             try:
-                if not self._is_whole:
-                    _end_all(self._servers)
-                self._is_whole = False
-                ran = operation(*arguments)
-                self._is_whole = True
+                with self._files:
+                    ran = operation(*arguments)
+                self._is_busy = False
                 return ran
-            except ServerDiedError as died:
-                if died.is_late:
-                    return Ran(ending="wall_time", output=b"", error="the sandbox did not answer in time")
-            finally:
-                if not self._is_whole:
-                    _end_all(self._servers)
+            except TimeoutError:
+                return Ran(ending="wall_time", output=b"", error="the sandbox did not answer in time")
+            except ServerDiedError:
+                pass
         return Ran(ending="crashed", output=b"", error="the sandbox ended")
 
     def _run(self, name: str, program: str | bytes, stdin: bytes, limits: Limits) -> Ran:
         mode = "executable" if isinstance(program, bytes) else "program"
-        started = _Started(self, name, mode, program, limits, stdin=stdin)
-        ran = started.receive()
-        if not isinstance(ran, Ran):
-            raise ServerDiedError  # such a program has nothing to say
-        return ran
+        return self._start(name, mode, program, limits, stdin=stdin)()
 
     def _call(self, source: str, function: str, arguments: Sequence[Any], limits: Limits) -> Ran:
-        program = _Started(self, "programs", "functions", source, limits)
-        if isinstance(ready := program.receive(), Ran):
-            return _failed(ready)
-        if isinstance(reply := program.ask(plain.dumps((function, tuple(arguments), {}))), Ran):
-            return _failed(reply)
-        ran = program.stop()
-        if ran.ending not in ("finished", "failed"):  # it has exceeded a limit, or died, after it had answered
-            return ran
+        asked, replied = self._file(plain.dumps((function, tuple(arguments), {})) + b"\n"), self._file()
+        ran = self._start("programs", "call", source, limits, calls=(asked, replied))()
+        if ran.ending != "finished":
+            return replace(ran, error=ran.error or _EARLY)
         try:
-            return replace(ran, ending="finished", value=plain.loads(reply.get("returned")))
-        except ValueError:
-            return replace(ran, ending="failed", error=_text(reply, "text") or "it answers what is no plain data")
+            reply = json.loads(_read(replied, 2 * plain.MAX_BYTES).partition(b"\n")[0])
+            if "returned" in reply:
+                return replace(ran, value=plain.loads(reply["returned"]))
+            error = str(reply["text"])[-MAX_ERROR_CHARACTERS:].encode(errors="replace").decode()
+        except Exception:  # a program has written it
+            error = "it answers what is no plain data"
+        return replace(ran, ending="failed", error=error)
 
     def _check(self, source: str, tests: str, functions: Sequence[str], limits: Limits) -> Ran:
-        program = _Started(self, "programs", "functions", source, limits)
-        if isinstance(ready := program.receive(), Ran):
-            return _failed(ready)
-        checker = _Started(self, "tests", "tests", tests, limits, functions=list(functions))
-        failed: Ran | None = None
-        while not isinstance(asked := checker.receive(), Ran):
-            if "ended" in asked:
-                checker.is_over = True
-                continue
-            reply = program.ask(str(asked.get("call")).encode(errors="replace"))
-            if isinstance(reply, Ran):  # it ended in the midst of the tests
-                failed = _failed(reply)
-                checker.tell_to_stop()
-                continue
-            checker.say(json.dumps(_checked(reply)).encode())
-        ran = failed or program.stop()
-        ran = replace(ran, cpu_seconds=ran.cpu_seconds + asked.cpu_seconds)
-        if failed or ran.ending not in ("finished", "failed"):
+        with _pipe() as (asked, ask), _pipe() as (replied, reply):
+            program = self._start("programs", "functions", source, limits, calls=(asked, reply))
+            checker = self._start("tests", "tests", tests, limits, calls=(replied, ask), functions=functions)
+        tested, ran = checker(), program()
+        ran = replace(ran, cpu_seconds=ran.cpu_seconds + tested.cpu_seconds)
+        if ran.ending != "finished":
+            return replace(ran, error=ran.error or _EARLY)
+        if tested.ending == "finished":
             return ran
-        if checker.is_over and asked.ending == "finished":
-            return replace(ran, ending="finished")
-        ending = "failed" if asked.ending == "finished" else asked.ending
-        return replace(ran, ending=ending, error=asked.error or "the tests did not run to their end")
+        return replace(ran, ending=tested.ending, error=tested.error or "the tests did not run to their end")
 
+    def _file(self, content: bytes | None = None) -> int:
+        """A file in memory, for this operation: to write into, or with a content that nobody can change."""
+        number = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._files.callback(os.close, number)
+        if content is not None:
+            os.pwrite(number, content, 0)
+            fcntl.fcntl(number, fcntl.F_ADD_SEALS, _SEALS)
+        return number
 
-class _Started:
-    """A run under way in one of the sandbox's servers: frames to it and from it."""
-
-    def __init__(
-        self, sandbox: Sandbox, name: str, mode: str, program: str | bytes, limits: Limits, **more: Any
-    ) -> None:
-        self._sandbox, self._name, self._server = sandbox, name, sandbox._server(name)
-        self._max_bytes, self.is_over = limits.output_bytes, False
-        self._deadline = time.monotonic() + limits.wall + SPARE_SECONDS
+    def _start(self, name: str, mode: str, program: str | bytes, limits: Limits, **more: Any) -> Callable[[], Ran]:
+        """Begin a run, with its `stdin`, the files of `calls`, the `functions` to call; what waits for it."""
         source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
-        body = source + more.pop("stdin", b"")
-        more["limits"] = {**vars(limits), "wall_seconds": limits.wall}
-        self._server.send(body, self._deadline, mode=mode, program_bytes=len(source), **more)
-
-    def say(self, message: bytes) -> None:
-        """Send the program a message."""
-        self._server.send(message, self._deadline, message=True)
-
-    def ask(self, call: bytes) -> "dict[str, Any] | Ran":
-        """What the program answers to a call, or how it ended instead."""
-        self.say(call)
-        return self.receive()
-
-    def tell_to_stop(self) -> None:
-        """Have the run ended, whatever it does."""
-        self._server.send(b"", self._deadline, stop=True)
-
-    def stop(self) -> Ran:
-        """End the run; what came of it, where "failed" is that it had not ended by itself."""
-        self.tell_to_stop()
-        while not isinstance(ran := self.receive(), Ran):
-            pass
-        return ran
-
-    def receive(self) -> "dict[str, Any] | Ran":
-        """The next message of the program, or how it ended."""
-        header, body = self._server.receive(self._deadline, self._max_bytes)
-        if "ended" not in header:
-            return _message(body)
-        if header.get("is_clean") is not True:  # files that it could not remove: the next run must not find them
-            self._sandbox._end(self._name)
-        ending: Any = header["ended"] if header["ended"] in get_args(Ending) else "failed"
-        seconds = header["cpu"] if isinstance(header.get("cpu"), float) else 0.0
-        return Ran(ending=ending, output=body, error=_text(header, "error"), cpu_seconds=seconds)
+        files = [self._file(more.get("stdin", b"")), self._file(), self._file(), self._file(source)]
+        if name not in self._codes or self._codes[name][0] != source:
+            self._codes[name] = source, os.fdopen(os.memfd_create("code"), "r+b", buffering=0)
+        files.append(self._codes[name][1].fileno())
+        if name not in self._servers:
+            self._servers[name] = Server(self._packages, self._warm, compiler=name == "compiler")
+        allowed = {**vars(limits), "wall_seconds": limits.wall}
+        header = {"mode": mode, "limits": allowed, "functions": more.get("functions")}
+        self._servers[name].send(header, [*files, *more.get("calls", ())])
+        deadline = time.monotonic() + limits.wall + SPARE_SECONDS
+        return lambda: _wait(self._servers[name], deadline, files, limits)
 
 
-def _message(line: bytes) -> dict[str, Any]:
-    """A program's message; what is none is a failure of it."""
-    with suppress(Exception):
-        if isinstance(message := json.loads(line), dict):
-            return message
-    return {"raised": "RuntimeError", "message": "no message"}
+def _wait(server: Server, deadline: float, files: Sequence[int], limits: Limits) -> Ran:
+    """What came of a run, when it has ended."""
+    said = server.receive(deadline)
+    ending: Any = said.get("ending") if said.get("ending") in get_args(Ending) else "failed"
+    cpu = said["cpu"] if isinstance(said.get("cpu"), float) else 0.0
+    error = _read(files[2], -4 * MAX_ERROR_CHARACTERS).decode(errors="replace")[-MAX_ERROR_CHARACTERS:]
+    return Ran(ending=ending, output=_read(files[1], limits.output_bytes), error=error, cpu_seconds=cpu)
 
 
-def _checked(reply: dict[str, Any]) -> dict[str, str]:
-    """A program's answer to its tests, written anew: nothing but plain data, or the name of an exception."""
+def _read(number: int, max_bytes: int) -> bytes:
+    """So many bytes of what a run has written into a file, at most; of its end, where they are negative."""
+    size = os.fstat(number).st_size
+    return os.pread(number, min(size, abs(max_bytes)), max(size + max_bytes, 0) if max_bytes < 0 else 0)
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe, to be given away."""
+    ends = os.pipe()
     try:
-        return {"returned": plain.dumps(plain.loads(reply.get("returned"))).decode()}
-    except Exception:
-        return {key: _text(reply, key) for key in ("raised", "message")}
-
-
-def _text(said: dict[str, Any], key: str) -> str:
-    """The end of a text that a program may have written; empty where it is none."""
-    text = said.get(key)
-    return text[-MAX_ERROR_CHARACTERS:].encode(errors="replace").decode() if isinstance(text, str) else ""
-
-
-def _failed(ran: Ran) -> Ran:
-    """The run of a program that ended before its function answered, which "finished" must not say."""
-    if ran.ending != "finished":
-        return ran
-    return replace(ran, ending="failed", error=ran.error or "the program ended before its function returned")
+        yield ends
+    finally:
+        for number in ends:
+            os.close(number)
 
 
 def _end_all(servers: dict[str, Server]) -> None:
@@ -256,25 +209,21 @@ def _end_all(servers: dict[str, Server]) -> None:
         servers.pop(name, None)
 
 
-def find_compiler() -> str:
-    """The program g++; UserError where there is none."""
-    if compiler := shutil.which("g++"):
-        return compiler
-    raise UserError("C++ cannot be compiled: there is no g++", fix="install it: apt install g++ (Debian, Ubuntu)")
-
-
 @cache
 def check_available() -> None:
     """UserError where this machine cannot isolate: what is missing and what to install."""
     Server((), ()).end()
 
 
+_EARLY = "the program ended before its function returned"
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _COMPILE = """
-import subprocess, sys
+import os, subprocess, sys
 command = [{compiler!r}, "-O2", "-std=c++17", "-pipe", "-x", "c++", "-", "-o", "/tmp/a.out"]
 status = subprocess.run(command).returncode
 if status == 0:
     with open("/tmp/a.out", "rb") as file:
+        os.unlink("/tmp/a.out")
         sys.stdout.buffer.write(file.read())
 sys.exit(status)
 """

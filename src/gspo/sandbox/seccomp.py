@@ -45,65 +45,54 @@ _IOCTL = [
     *(termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX),
     *(termios.TCGETS, termios.TIOCGWINSZ, termios.TIOCGPGRP),
 ]
+PR_SET_THP_DISABLE = 41
 _ALLOW, _ANSWER_ENOSYS = 0x7FFF_0000, 0x0005_0000 | errno.ENOSYS
-_EQUAL, _MASKED_EQUAL = 4, 7
+_MASKED_EQUAL, _WHOLE, _LOWER = 7, 2**64 - 1, 2**32 - 1
 _UNKNOWN = -1  # the number that libseccomp gives to a name it does not know
 
 
 class _Comparison(ctypes.Structure):
-    """scmp_arg_cmp of seccomp.h: which argument, how it is compared, with what."""
+    """scmp_arg_cmp of seccomp.h: which argument, how it is compared, under which mask, with what."""
 
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-# Calls that are allowed only where these arguments compare so.
-_RESTRICTED: list[tuple[str, *tuple[_Comparison, ...]]] = [
-    ("clone", _Comparison(0, _MASKED_EQUAL, _NEW_NAMESPACES, 0)),
-    ("prlimit64", _Comparison(0, _EQUAL, 0)),  # of itself: it could end the server by a limit of its
-    ("sched_setaffinity", _Comparison(0, _EQUAL, 0)),  # of itself
-    ("socket", _Comparison(0, _EQUAL, socket.AF_UNIX)),
-    ("socketpair", _Comparison(0, _EQUAL, socket.AF_UNIX)),
-    ("setsockopt", _Comparison(2, _MASKED_EQUAL, 0xFFFF_FFFF, socket.SO_REUSEADDR)),  # not the size of a buffer
+# Calls that are allowed only where these arguments, each under its mask, have these values.
+_RESTRICTED: list[tuple[str, *tuple[tuple[int, int, int], ...]]] = [
+    ("clone", (0, _NEW_NAMESPACES, 0)),
+    ("prlimit64", (0, _WHOLE, 0)),  # of itself: it could end the harness by a limit of its
+    ("sched_setaffinity", (0, _WHOLE, 0)),  # of itself
+    ("socket", (0, _WHOLE, socket.AF_UNIX)),
+    ("socketpair", (0, _WHOLE, socket.AF_UNIX)),
+    ("setsockopt", (2, _LOWER, socket.SO_REUSEADDR)),  # not the size of a buffer
     # Memory of no file that processes share stays when none has it mapped, and then no process is charged for it.
-    *(("mmap", _Comparison(3, _MASKED_EQUAL, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+    *(("mmap", (3, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
     # The CPU time of children whose SIGCHLD is ignored is in no process's once they have ended.
-    *(("rt_sigaction", _Comparison(0, _EQUAL, number)) for number in range(1, 65) if number != signal.SIGCHLD),
-    *(("fcntl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, command)) for command in _FCNTL),
-    *(("prctl", _Comparison(0, _EQUAL, option)) for option in _PRCTL),
-    ("prctl", _Comparison(0, _EQUAL, 41), _Comparison(1, _EQUAL, 1)),  # no huge pages, and never again
-    *(("ioctl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, request)) for request in _IOCTL),
+    *(("rt_sigaction", (0, _WHOLE, number)) for number in range(1, 65) if number != signal.SIGCHLD),
+    *(("fcntl", (1, _LOWER, command)) for command in _FCNTL),
+    *(("prctl", (0, _WHOLE, option)) for option in _PRCTL),
+    ("prctl", (0, _WHOLE, PR_SET_THP_DISABLE), (1, _WHOLE, 1)),  # no huge pages, and never again
+    *(("ioctl", (1, _LOWER, request)) for request in _IOCTL),
 ]
 
 
 @cache
-def load_libseccomp() -> ctypes.CDLL:
-    """The library that writes the filter; UserError where it is not installed."""
+def compile_filter() -> bytes:
+    """The filter as a program of the kernel's; UserError where libseccomp, which writes it, is not installed."""
     try:
-        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+        library = ctypes.CDLL("libseccomp.so.2")
     except OSError as error:
         fix = "install it: apt install libseccomp2 (Debian, Ubuntu), dnf install libseccomp (Fedora)"
         raise UserError(f"code cannot be isolated: libseccomp is missing ({error})", fix=fix) from None
     library.seccomp_init.restype = ctypes.c_void_p
-    library.seccomp_init.argtypes = [ctypes.c_uint32]
-    library.seccomp_release.argtypes = [ctypes.c_void_p]
-    library.seccomp_rule_add_array.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint, ctypes.POINTER(_Comparison))
-    ]
-    library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    return library
-
-
-@cache
-def compile_filter() -> bytes:
-    """The filter as a program of the kernel's; calls of other architectures end the process."""
-    library = load_libseccomp()
-    context = library.seccomp_init(_ANSWER_ENOSYS)
+    context = ctypes.c_void_p(library.seccomp_init(_ANSWER_ENOSYS))
     try:
-        for name, *comparisons in [*((name,) for name in _ALLOWED.split()), *_RESTRICTED]:
+        for name, *conditions in [*((name,) for name in _ALLOWED.split()), *_RESTRICTED]:
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number == _UNKNOWN:  # to an older libseccomp: then it stays denied
                 continue
-            array = (_Comparison * max(1, len(comparisons)))(*comparisons)
+            comparisons = [_Comparison(argument, _MASKED_EQUAL, *rest) for argument, *rest in conditions]
+            array = (_Comparison * len(comparisons))(*comparisons)
             if status := library.seccomp_rule_add_array(context, _ALLOW, number, len(comparisons), array):
                 raise RuntimeError(f"seccomp_rule_add_array({name}): {os.strerror(-status)}")
         with os.fdopen(os.memfd_create("filter"), "r+b") as file:
