@@ -18,7 +18,6 @@ from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32
 LOOP_ANSWER_SECONDS = 1.0
-LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # what arguments by name can be for
 
@@ -67,8 +66,7 @@ class Threads:
                 work = partial(_deliver, future, partial(reply_of, function.call, lambda: call.arguments, size))
                 threading.Thread(target=work, name="reward call", daemon=True).start()
             try:
-                limit = min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
-                reply = await asyncio.wait_for(asyncio.wrap_future(future), limit)
+                reply = await asyncio.wait_for(asyncio.wrap_future(future), function.time_limit_seconds)
             except TimeoutError:
                 reply = timed_out(function.time_limit_seconds)
             return reply, time.monotonic() - started
