@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from gspo.errors import UserError
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
-from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32
 LOOP_ANSWER_SECONDS = 1.0
@@ -36,11 +35,11 @@ def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
 class Host(Protocol):
     """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
-    `make` waits for a place, and gives the reply and the seconds that the call took; cancelling it ends or abandons the
-    call. `close` ends everything, the processes too.
+    `make` calls the function for `size` completions, as soon as there is a place, and gives the reply and the seconds
+    that the call took; cancelling it ends or abandons the call. `close` ends everything, the processes too.
     """
 
-    async def make(self, call: "Call") -> tuple[Reply, float]: ...
+    async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]: ...
     def close(self) -> None: ...
 
 
@@ -54,16 +53,16 @@ class Threads:
     def __init__(self, num_places: int = MAX_CONCURRENT_CALLS) -> None:
         self._places = asyncio.Semaphore(num_places)
 
-    async def make(self, call: "Call") -> tuple[Reply, float]:
+    async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         async with self._places:
-            function, size, future = call.function, len(call.samples), Future[Reply]()
             started = time.monotonic()
             if is_async(function.call):
-                coroutine = reply_of_coroutine(function.call, lambda: call.arguments, size)
+                coroutine = reply_of_coroutine(function.call, lambda: arguments, size)
                 future = asyncio.run_coroutine_threadsafe(coroutine, await _responsive_loop())
             else:
-                work = partial(_deliver, future, partial(reply_of, function.call, lambda: call.arguments, size))
+                future = Future[Reply]()
+                work = partial(_deliver, future, partial(reply_of, function.call, lambda: arguments, size))
                 threading.Thread(target=work, name="reward call", daemon=True).start()
             try:
                 reply = await asyncio.wait_for(asyncio.wrap_future(future), function.time_limit_seconds)
@@ -120,15 +119,3 @@ def is_async(function: Function) -> bool:
     """Whether a function, or an object that is called, gives a coroutine."""
     method = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
-    """A call of a function for some samples of one group.
-
-    Example: Call(function=function, samples=group.samples, arguments={"completions": ["4", "5"]})
-    """
-
-    function: RewardFunction
-    samples: Sequence[Sample]
-    arguments: Arguments

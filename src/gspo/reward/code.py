@@ -35,19 +35,8 @@ SPARE_SECONDS = 0.25  # of each test: to start it on a busy machine is not sleep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The score of a program from 0 to 1, and why it is not 1.
-
-    Example: Judgement(score=0.0, verdict="wrong answer on test 3")
-    """
-
-    score: float
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How programs are judged; UserError for what an option cannot be.
+    """The way in which programs are judged; UserError for what an option cannot be.
 
     Example: JudgeOptions(score="fraction", seconds_per_test=2.0, language="auto", max_tests=15)
     """
@@ -58,18 +47,17 @@ class JudgeOptions:
     max_tests: int | None = None  # the longest ones
 
     def __post_init__(self) -> None:
-        choices = {"score": ("all", "fraction"), "language": ("python", "cpp", "auto")}
-        for name, accepted in choices.items():
-            if (given := getattr(self, name)) not in accepted:
-                _refuse(f"{name} is {given!r}", f"one of {', '.join(accepted)}")
-        if not (isinstance(self.seconds_per_test, int | float) and 0 < self.seconds_per_test < 1e6):
-            _refuse(f"seconds_per_test is {self.seconds_per_test!r}", "a number of seconds")
-        if self.max_tests is not None and not (isinstance(self.max_tests, int) and self.max_tests > 0):
-            _refuse(f"max_tests is {self.max_tests!r}", "a number of tests, at least 1")
-
-
-def _refuse(what: str, accepted: str) -> None:
-    raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
+        seconds, most = self.seconds_per_test, self.max_tests
+        checks = {
+            "score": (self.score in ("all", "fraction"), "one of all, fraction"),
+            "language": (self.language in ("python", "cpp", "auto"), "one of python, cpp, auto"),
+            "seconds_per_test": (isinstance(seconds, int | float) and 0 < seconds < 1e6, "a number of seconds"),
+            "max_tests": (most is None or (isinstance(most, int) and most > 0), "a number of tests, at least 1"),
+        }
+        for name, (is_right, accepted) in checks.items():
+            if not is_right:
+                what = f"{name} is {getattr(self, name)!r}"
+                raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
 
 
 @cache
@@ -87,22 +75,26 @@ def try_sandbox() -> None:
 def tests_of_rows(
     prompts: Sequence[Any], columns: Mapping[str, Any], tests_column: str | None
 ) -> list[ProgramTests | None]:
-    """The tests of each row of columns, read once for a group, whose rows are one; UserError as `read_tests` has it."""
-    names = [name for name in (*COLUMNS, *([tests_column] if tests_column else [])) if name in columns]
-    rows, read = list[dict[str, Any]](), list[ProgramTests | None]()
+    """Read the tests of each row of columns, once for rows that are the same; UserError as `read_tests` has it."""
+    names = [name for name in (*COLUMNS, tests_column) if name in columns]
+    found, row_before = list[ProgramTests | None](), None
     for place, prompt in enumerate(prompts):
         # HumanEval's prompt, where the data has not been laid out
-        row = {"code_prompt": prompt} if isinstance(prompt, str) else {}
-        rows.append(row | {name: columns[name][place] for name in names})
-        is_same = place > 0 and rows[place] == rows[place - 1]
-        read.append(read[-1] if is_same else read_tests(rows[-1], column=tests_column, where="reward function code"))
-    return read
+        row: dict[str, Any] = {"code_prompt": prompt} if isinstance(prompt, str) else {}
+        row |= {name: columns[name][place] for name in names if name is not None}
+        if row == row_before:
+            found.append(found[-1])
+        else:
+            found.append(read_tests(row, column=tests_column, where="reward function code"))
+        row_before = row
+    return found
 
 
-def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptions()) -> Judgement:
+def judge(response: str, tests: ProgramTests, options: JudgeOptions) -> tuple[float, str]:
     """Run the response's program on its tests: to the first failure, or on all of them for the fraction it passes.
 
-    Raises UserError where the machine cannot isolate programs, and for C++ where it has no g++.
+    Returns the score from 0 to 1 and the reason, such as "wrong answer (test 3 of 7)". Raises UserError where the
+    machine cannot isolate programs, and for C++ where it has no g++.
     """
     if options.language == "auto":
         _check_compiler()
@@ -110,13 +102,13 @@ def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptio
     if not code and all(isinstance(test, Asserts) for test in tests.tests):
         code = response  # HumanEval's and MBPP's harnesses take the whole response
     if not code.strip():
-        return Judgement(score=0.0, verdict="no code")
+        return 0.0, "no code"
     language = LANGUAGES.get(tag, "python") if options.language == "auto" else options.language
     program: str | bytes = code
     if (tests.language or language) == "cpp":
         program = sandbox().compile_cpp(code)
         if isinstance(program, str):
-            return Judgement(score=0.0, verdict=f"does not compile: {program}"[:MAX_VERDICT])
+            return 0.0, f"does not compile: {program}"[:MAX_VERDICT]
     elif tests.prompt:
         program = _with_prompt(code, tests)
     return _run_tests(program, tests.tests, options)
@@ -128,7 +120,7 @@ def _check_compiler() -> None:
     sandbox().compile_cpp("int main() {}")
 
 
-def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOptions) -> Judgement:
+def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOptions) -> tuple[float, str]:
     if options.max_tests is not None:
         tests = sorted(tests, key=_size, reverse=True)[: options.max_tests]
     limits, num_passed, verdict = Limits(cpu_seconds=options.seconds_per_test), 0, ""
@@ -144,9 +136,9 @@ def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOp
         if left < 0 or (verdict and options.score == "all"):  # the rest count as failed
             break
     if num_passed == len(tests):
-        return Judgement(score=1.0, verdict="passed")
+        return 1.0, "passed"
     score = num_passed / len(tests) if options.score == "fraction" else 0.0
-    return Judgement(score=score, verdict=verdict or f"wall_time of all tests (test {number} of {len(tests)})")
+    return score, verdict or f"wall_time of all tests (test {number} of {len(tests)})"
 
 
 def _size(test: CodeTest) -> int:

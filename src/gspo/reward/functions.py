@@ -151,47 +151,41 @@ def load_rewards(
 
 
 def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tuple[RewardFunction, ...]:
-    """The functions, in the sandbox where the rows want that; UserError for rows that they cannot judge."""
-    check_tests(rows, functions)
-    return check_origin(rows, functions)
+    """Check that the functions can judge the rows, without a call; return them, in the sandbox where that is needed.
 
-
-def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
-    """The functions; with the sandbox where a row of data has a task whose verifier evaluates text: the data's.
-
-    Calls none of them. Raises UserError where there is such a row and this machine has no sandbox.
+    That is where the data names a task whose verifier evaluates text, which is the data's. Raises UserError where this
+    machine has no sandbox for it, and for a row with malformed tests of programs.
     """
-    verifying = [function for function in functions if function.call is BUILT_IN["reasoning_gym"]]
-    row = next((row for row in rows if not row.is_procedural and _evaluating(row)), None) if verifying else None
-    if row is None:
-        return tuple(functions)
+    evaluating = [row for row in rows if not row.is_procedural and _evaluated_tasks(row)]
+    fitted = []
+    for function in functions:
+        where = f"reward function {function.name}, row "
+        if function.call is BUILT_IN["code"]:
+            for row in rows:
+                read_tests(row.columns, column=function.options.get("tests_column"), where=f"{where}{row.id}")
+        if function.call is BUILT_IN["reasoning_gym"] and evaluating:
+            _check_sandbox(evaluating[0], where)
+            function = replace(function, options={**function.options, "in_sandbox": True})
+        fitted.append(function)
+    return tuple(fitted)
+
+
+def _check_sandbox(row: Row, where: str) -> None:
     try:
         check_available()
     except UserError as error:
         what = (
-            f"task {min(_evaluating(row))}: reasoning-gym's verifier of it evaluates text as Python or sympy, in data "
-            f"that text could be any program, and it cannot run in the sandbox: {error.what}"
+            f"task {min(_evaluated_tasks(row))}: reasoning-gym's verifier of it evaluates text as Python or sympy, in "
+            f"data that text could be any program, and it cannot run in the sandbox: {error.what}"
         )
         fix = f"{error.fix}; or give queries.procedural.task instead of data, or a task whose verifier only reads"
-        raise UserError(what, where=f"reward function {verifying[0].name}, row {row.id}", fix=fix) from None
-    return tuple(
-        replace(function, options={**function.options, "in_sandbox": True}) if function in verifying else function
-        for function in functions
-    )
+        raise UserError(what, where=f"{where}{row.id}", fix=fix) from None
 
 
-def _evaluating(row: Row) -> frozenset[str]:
+def _evaluated_tasks(row: Row) -> frozenset[str]:
     task = row.columns.get("task")
     tasks = task if isinstance(task, list | tuple) else [task]
     return EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
-
-
-def check_tests(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
-    """UserError for a row of data with malformed tests of programs, before a run has come to it; calls nothing."""
-    for function in functions:
-        for row in rows if function.call is BUILT_IN["code"] else ():
-            where = f"reward function {function.name}, row {row.id}"
-            read_tests(row.columns, column=function.options.get("tests_column"), where=where)
 
 
 def probe(

@@ -22,9 +22,9 @@ from pydantic import TypeAdapter
 
 import gspo
 from gspo.errors import UserError
-from gspo.reward.calls import Call
+from gspo.reward.calls import RewardFunction
 from gspo.reward.limits import MARK, end_tree
-from gspo.reward.reply import Reply, timed_out
+from gspo.reward.reply import Arguments, Reply, timed_out
 from gspo.reward.worker import HEADER, Request
 
 START_SECONDS = 120.0
@@ -85,20 +85,21 @@ class Processes:
         """Kill all processes."""
         _end_all(self._workers)
 
-    async def make(self, call: Call) -> tuple[Reply, float]:
+    async def make(self, function: RewardFunction, arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make the call in a free process; UserError where the processes cannot start."""
+        request = (size, self._pickled(arguments), function.time_limit_seconds)
         async with self._places:
-            reply, seconds = await self._make(call, self._is_async)
+            reply, seconds = await self._make(request, self._is_async)
         if reply is not None:
             return reply, seconds
         async with self._alone:  # one of several has ended the process or held it up, and nothing says which
-            reply, seconds_alone = await self._make(call, False)
+            reply, seconds_alone = await self._make(request, False)
         assert reply is not None
         return reply, seconds + seconds_alone
 
-    async def _make(self, call: Call, is_shared: bool) -> tuple[Reply | None, float]:
+    async def _make(self, request: Request, is_shared: bool) -> tuple[Reply | None, float]:
         """Make the call; None in place of a reply where the process has ended with calls of others in it."""
-        size, limit, arguments = len(call.samples), call.function.time_limit_seconds, self._pickled(call)
+        size, _, limit = request
         # A verifier's responses have each a limit of CPU time; several that reach it must not mask their group.
         seconds = limit * size if self._is_verifier else limit + CANCEL_SECONDS * self._is_async
         worker = self._worker(is_shared)
@@ -107,7 +108,7 @@ class Processes:
         try:
             await worker.wait_until_ready(self._where)
             started = time.monotonic()
-            reply = await worker.ask((size, arguments, limit), seconds)
+            reply = await worker.ask(request, seconds)
             is_late = time.monotonic() - started >= seconds
             status = 0 if reply is not None else await asyncio.to_thread(worker.end)
         except asyncio.CancelledError:
@@ -125,9 +126,9 @@ class Processes:
                 reply = Reply(kind="crashed", what=worker.garbled or how_it_ended(status))
         return reply, time.monotonic() - started
 
-    def _pickled(self, call: Call) -> bytes:
+    def _pickled(self, arguments: Arguments) -> bytes:
         try:
-            return pickle.dumps(call.arguments)
+            return pickle.dumps(arguments)
         except Exception as error:
             what = f"its arguments cannot be handed to another process: {type(error).__name__}: {error}"
             fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
