@@ -70,9 +70,10 @@ def load_functions(
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
     names = [function.name for function in functions]
-    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]  # equal names: format, format_2
-    suffixes = ["" if count == 1 else f"_{count}" for count in counts]
-    return tuple(replace(f, name=f.name + suffix) for f, suffix in zip(functions, suffixes, strict=True))
+    for place, name in enumerate(names):
+        if count := names[:place].count(name):  # equal names: format, format_2
+            functions[place] = replace(functions[place], name=f"{name}_{count + 1}")
+    return tuple(functions)
 
 
 def close_functions(functions: Sequence[RewardFunction]) -> None:
@@ -228,18 +229,21 @@ def own_answer_notes(
     tried, notes = queries[:: -(-len(queries) // MAX_TRIED) or 1], list[str]()
     drawn = f", evenly drawn from {len(queries):,}" * (len(tried) < len(queries))
     for function in functions:
-        pairs = [(query, own_response(function.call, query.columns, function.options)) for query in tried]
-        texts = [(query, _behind_thoughts(text, query, function)) for query, text in pairs if text is not None]
-        groups = [Group(samples=(_sample(query, text, tokenizer, segment_separator),)) for query, text in texts]
-        scored = score(groups, [function], max_masked_fraction=1.0).samples if groups else ()
-        parts = [sample.score.parts[function.name] for sample in scored if sample.score is not None]
-        less = [(sample, part) for sample, part in zip(scored, parts, strict=True) if part is not None and part < 1]
+        groups = []
+        for query in tried:
+            if (text := own_response(function.call, query.columns, function.options)) is not None:
+                sample = _sample(query, _behind_thoughts(text, query, function), tokenizer, segment_separator)
+                groups.append(Group(samples=(sample,)))
+        scored = score(groups, [function], max_masked_fraction=1.0).samples
+        parts = [(sample, sample.score.parts[function.name]) for sample in scored if sample.score is not None]
+        applying = [(sample, part) for sample, part in parts if part is not None]
+        less = [(sample, part) for sample, part in applying if part < 1]
         if not less:
             continue
-        (sample, part), num_rows = less[0], sum(part is not None for part in parts)
-        what = f"no response can get 1 on {len(less):,} of {num_rows:,} rows{drawn}, such as {sample.query.id}"
+        sample, part = less[0]
+        what = f"no response can get 1 on {len(less):,} of {len(applying):,} rows{drawn}, such as {sample.query.id}"
         what += f": {function.name} gives its own answer {part:g}: {sample.text[:100]!r}"
-        if len(less) == num_rows and "answer_column" in function.only_options:
+        if len(less) == len(applying) and "answer_column" in function.only_options:
             fix = "name the column with the right answers: options: {answer_column: …}, or take another function"
             raise UserError(what, where=f"reward function {function.name}", fix=fix)
         notes.append(what)
