@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 
 def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
-    """What a function takes; UserError where it does not tell, as many that are written in C do not."""
+    """Return a function's parameters; UserError where it does not tell them, as many written in C do not."""
     try:
         return tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -32,10 +32,10 @@ def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
 
 
 class Host(Protocol):
-    """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
+    """The place of a function's calls: processes of its own (Processes), or the trainer's (Threads).
 
-    `make` calls the function for `size` completions, as soon as there is a place, and gives the reply and the seconds
-    that the call took; cancelling it ends or abandons the call. `close` ends everything, the processes too.
+    `make` calls the function for `size` completions once there is a place, and returns the reply and the
+    call's seconds; cancelling it ends or abandons the call. `close` ends everything, the processes too.
     """
 
     async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]: ...
@@ -45,8 +45,9 @@ class Host(Protocol):
 class Threads:
     """A host for functions from Python, which may close over anything: they run in the trainer's own process.
 
-    Each call has a daemon thread; coroutines share an event loop of the host's, as do clients that they keep between
-    steps. A stuck thread cannot be ended; it is abandoned, and neither holds a place nor keeps the program from ending.
+    Each call has a daemon thread; coroutines share the host's event loop, to which clients that they keep
+    belong. A stuck thread cannot be ended; it is abandoned, and neither holds a place nor keeps the program
+    from ending.
     """
 
     def __init__(self, num_places: int = MAX_CONCURRENT_CALLS) -> None:
@@ -60,13 +61,14 @@ class Threads:
             if is_async(function.call):
                 if self._loop is None:
                     self._loop = asyncio.new_event_loop()
-                    threading.Thread(target=self._loop.run_forever, name="reward event loop", daemon=True).start()
+                    work = self._loop.run_forever
+                    threading.Thread(target=work, name="reward event loop", daemon=True).start()
                 coroutine = reply_of_coroutine(function.call, lambda: arguments, size)
                 future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
             else:
                 future = Future[Reply]()
-                work = partial(_deliver, future, partial(reply_of, function.call, lambda: arguments, size))
-                threading.Thread(target=work, name="reward call", daemon=True).start()
+                call = partial(reply_of, function.call, lambda: arguments, size)
+                threading.Thread(target=_deliver, args=(future, call), daemon=True).start()
             try:
                 reply = await asyncio.wait_for(asyncio.wrap_future(future), function.time_limit_seconds)
             except TimeoutError:
@@ -102,6 +104,6 @@ class RewardFunction:
 
 
 def is_async(function: Function) -> bool:
-    """Whether a function, or an object that is called, gives a coroutine."""
+    """Tell whether a function, or an object that is called, returns a coroutine."""
     method = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)

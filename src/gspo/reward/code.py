@@ -1,4 +1,4 @@
-"""Whether the program in a response passes its tests, which it runs in the sandbox."""
+"""The verdict on the program in a response, which is run on its tests in the sandbox."""
 
 import re
 import time
@@ -48,11 +48,13 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         seconds, most = self.seconds_per_test, self.max_tests
+        is_seconds = isinstance(seconds, int | float) and 0 < seconds < 1e6
+        is_number = most is None or (isinstance(most, int) and most > 0)
         checks = {
             "score": (self.score in ("all", "fraction"), "one of all, fraction"),
             "language": (self.language in ("python", "cpp", "auto"), "one of python, cpp, auto"),
-            "seconds_per_test": (isinstance(seconds, int | float) and 0 < seconds < 1e6, "a number of seconds"),
-            "max_tests": (most is None or (isinstance(most, int) and most > 0), "a number of tests, at least 1"),
+            "seconds_per_test": (is_seconds, "a number of seconds"),
+            "max_tests": (is_number, "a number of tests, at least 1"),
         }
         for name, (is_right, accepted) in checks.items():
             if not is_right:
@@ -62,12 +64,12 @@ class JudgeOptions:
 
 @cache
 def sandbox() -> Sandbox:
-    """The one of this process; UserError where the machine cannot isolate programs."""
+    """Return this process's sandbox; UserError where the machine cannot isolate programs."""
     return Sandbox(warm=_MODULES)
 
 
 def try_sandbox() -> None:
-    """Start it and run a program; UserError where that does not work."""
+    """Run a program in the sandbox; UserError where that does not work."""
     if (ran := sandbox().run("print(7)")).output != b"7\n":
         raise UserError(f"the sandbox does not run programs: {_reason(ran)}", where="reward function code")
 
@@ -75,7 +77,7 @@ def try_sandbox() -> None:
 def tests_of_rows(
     prompts: Sequence[Any], columns: Mapping[str, Any], tests_column: str | None
 ) -> list[ProgramTests | None]:
-    """Read the tests of each row of columns, once for rows that are the same; UserError as `read_tests` has it."""
+    """Read the tests of each row, once for equal rows in turn; UserError as `read_tests` has it."""
     names = [name for name in (*COLUMNS, tests_column) if name in columns]
     found, row_before = list[ProgramTests | None](), None
     for place, prompt in enumerate(prompts):
@@ -93,8 +95,8 @@ def tests_of_rows(
 def judge(response: str, tests: ProgramTests, options: JudgeOptions) -> tuple[float, str]:
     """Run the response's program on its tests: to the first failure, or on all of them for the fraction it passes.
 
-    Returns the score from 0 to 1 and the reason, such as "wrong answer (test 3 of 7)". Raises UserError where the
-    machine cannot isolate programs, and for C++ where it has no g++.
+    Returns the score from 0 to 1 and the reason, such as "wrong answer (test 3 of 7)". Raises UserError where
+    the machine cannot isolate programs, and for C++ where it has no g++.
     """
     if options.language == "auto":
         _check_compiler()
@@ -116,7 +118,7 @@ def judge(response: str, tests: ProgramTests, options: JudgeOptions) -> tuple[fl
 
 @cache
 def _check_compiler() -> None:
-    """UserError where there is no g++: with `auto` a response may need it at any time, and its writer is no user."""
+    """Raise UserError where there is no g++, which with `auto` any response may need."""
     sandbox().compile_cpp("int main() {}")
 
 
@@ -148,9 +150,10 @@ def _size(test: CodeTest) -> int:
 
 
 def extract_code(response: str) -> tuple[str, str]:
-    """The lines between the last two that hold a fence, ```, and the language that the first of the two names.
+    """Return the lines between the last two that hold a fence, ```, and the language that the first names.
 
-    Two empty texts where there are less than two. This is LiveCodeBench's rule (its utils/extraction_utils.py).
+    Both texts are empty where there are fewer than two fences. This is LiveCodeBench's rule
+    (its utils/extraction_utils.py).
     """
     lines = response.split("\n")
     fences = [number for number, line in enumerate(lines) if "```" in line]
@@ -161,7 +164,7 @@ def extract_code(response: str) -> tuple[str, str]:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether two outputs have the same lines: the same text, or the same numbers, without the space around them.
+    """Compare two outputs by line: the same text, or the same numbers, without the space around them.
 
     Numbers are compared exactly: 1.0 is 1, and 0.333 is not 1/3. This is LiveCodeBench's rule (testing_util.py).
     """
@@ -182,14 +185,14 @@ def _same_line(line: str, expected: str) -> bool:
 
 
 def _with_prompt(code: str, tests: ProgramTests) -> str:
-    """The whole program: HumanEval's prompt is its beginning, unless the response has the whole function."""
+    """Put HumanEval's prompt before the code, unless the response has the whole function."""
     (asked,) = (function for test in tests.tests if isinstance(test, Asserts) for function in test.functions)
     is_whole = any(line.startswith((f"def {asked}(", f"async def {asked}(")) for line in code.split("\n"))
     return f"{tests.helpers}\n\n{code}" if is_whole else f"{tests.prompt}{code}"
 
 
 def _with_imports(code: str, hidden: str = "") -> str:
-    """The program behind LiveCodeBench's imports, without the one that has the name `hidden`."""
+    """Put LiveCodeBench's imports before the program, without the one that has the name `hidden`."""
     hiding = f"; {hidden} = None" if hidden else ""
     return code if re.search(r"^from __future__", code, re.MULTILINE) else f"{_PRELUDE}{hiding}\n{code}"
 
@@ -203,7 +206,7 @@ def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
 
 
 def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:
-    """Whether the program passes the test, and its run."""
+    """Run the program on the test; return whether it passes, and the run."""
     if isinstance(test, InputOutput):
         program = program if isinstance(program, bytes) else _with_imports(program)
         ran = sandbox().run(program, test.input.encode(errors="replace"), limits)
@@ -218,7 +221,7 @@ def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ra
 
 
 def _same_value(value: object, expected: object) -> bool:
-    """LiveCodeBench's rule: equal, where a tuple is as good as a list."""
+    """Compare as LiveCodeBench does: a tuple is as good as a list."""
     try:
         return (list(value) if isinstance(value, tuple) else value) == expected
     except RecursionError:  # nested without end

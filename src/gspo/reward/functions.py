@@ -55,7 +55,7 @@ def load_functions(
     segment_separator: str | None = None,
     output: int = 2,
 ) -> tuple[RewardFunction, ...]:
-    """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
+    """Load the functions of `recipe.reward`, in processes of their own, or those `given` from Python instead.
 
     One per segment needs the `segment_separator` of the rollouts. What a process prints goes to the file descriptor
     `output`. Raises UserError where there is no function, a name leads nowhere, or a function lacks an option.
@@ -90,8 +90,8 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
     built_in = next((key for key, value in BUILT_IN.items() if value is function), None)
-    settings = {key: value for key, value in vars(reward).items() if key != "function"}
-    changed = {key: value for key, value in settings.items() if value != getattr(Reward(function), key)}
+    by_default = vars(Reward(function))
+    changed = {key: value for key, value in vars(reward).items() if value != by_default[key]}
     try:
         checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **changed)
     except ValidationError as error:
@@ -137,9 +137,9 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
 def load_rewards(
     recipe: Recipe, given: Given | Sequence[Given] | None, *, output: int = 2
 ) -> tuple[Recipe, tuple[RewardFunction, ...]]:
-    """The functions of a recipe, as `load_functions` has it, and the recipe with those that Python gives.
+    """Load a recipe's functions, as `load_functions` does; return also the recipe with those from Python.
 
-    UserError where the rules of recipes refuse these.
+    Raises UserError where the rules of recipes refuse these.
     """
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, given, segment_separator=separator, output=output)
@@ -152,10 +152,10 @@ def load_rewards(
 
 
 def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tuple[RewardFunction, ...]:
-    """Check that the functions can judge the rows, without a call; return them, in the sandbox where that is needed.
+    """Check that the functions can judge the rows, without a call; return them, in the sandbox where needed.
 
-    That is where the data names a task whose verifier evaluates text, which is the data's. Raises UserError where this
-    machine has no sandbox for it, and for a row with malformed tests of programs.
+    It is needed where the data names a task whose verifier evaluates text, which is the data's. Raises
+    UserError where this machine has no sandbox for it, and for a row with malformed tests of programs.
     """
     evaluating = [row for row in rows if not row.is_procedural and _evaluated_tasks(row)]
     fitted = []
@@ -176,8 +176,8 @@ def _check_sandbox(row: Row, where: str) -> None:
         check_available()
     except UserError as error:
         what = (
-            f"task {min(_evaluated_tasks(row))}: reasoning-gym's verifier of it evaluates text as Python or sympy, in "
-            f"data that text could be any program, and it cannot run in the sandbox: {error.what}"
+            f"task {min(_evaluated_tasks(row))}: reasoning-gym's verifier of it evaluates text as Python or "
+            f"sympy, in data that text could be any program, and it cannot run in the sandbox: {error.what}"
         )
         fix = f"{error.fix}; or give queries.procedural.task instead of data, or a task whose verifier only reads"
         raise UserError(what, where=f"{where}{row.id}", fix=fix) from None
@@ -198,7 +198,7 @@ def probe(
     segment_separator: str | None,
     state: TrainerState | None = None,
 ) -> list[tuple[str, Score]]:
-    """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
+    """Score a gold and a junk answer; the gold is the first row's `answer`, or its `answer_column`.
 
     Raises UserError for a function that needs a column which is not there, raises, crashes,
     runs over its time limit, or returns what is no score.
@@ -222,7 +222,7 @@ def probe(
 def own_answer_notes(
     queries: Sequence[Query], functions: Sequence[RewardFunction], tokenizer: Any, *, segment_separator: str | None
 ) -> list[str]:
-    """Sentences on rows whose own answer a built-in function gives less than 1: no response can get it there.
+    """Describe the rows whose own answer a built-in function gives less than 1: no response can get 1 there.
 
     Raises UserError where these are all rows. Of many rows it tries MAX_TRIED, evenly drawn.
     """
@@ -241,8 +241,9 @@ def own_answer_notes(
         if not less:
             continue
         sample, part = less[0]
-        what = f"no response can get 1 on {len(less):,} of {len(applying):,} rows{drawn}, such as {sample.query.id}"
-        what += f": {function.name} gives its own answer {part:g}: {sample.text[:100]!r}"
+        what = f"no response can get 1 on {len(less):,} of {len(applying):,} rows{drawn}, "
+        what += f"such as {sample.query.id}: {function.name} gives its own answer {part:g}: "
+        what += repr(sample.text[:100])
         if len(less) == len(applying) and "answer_column" in function.only_options:
             fix = "name the column with the right answers: options: {answer_column: …}, or take another function"
             raise UserError(what, where=f"reward function {function.name}", fix=fix)
@@ -251,14 +252,14 @@ def own_answer_notes(
 
 
 def _behind_thoughts(text: str, query: Query, function: RewardFunction) -> str:
-    """The text, behind the tag that ends the thoughts where the prompt opens them."""
+    """Put the tag that ends the thoughts before the text where the prompt opens them."""
     thinking = function.options.get("thinking", THINKING) if "thinking" in function.only_options else None
     is_begun = thinking and any(opens_thoughts(prompt, thinking) for prompt in (query.prompt, query.text))
     return f"{thinking[1]}{text}" if thinking and is_begun else text
 
 
 def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> Sample:
-    """As if it had been sampled, each segment's tokens by itself, and an end token in the last."""
+    """Build a sample of the text: each segment's tokens by itself, and an end token in the last."""
     segments = [text] if separator is None else split_segments(text, separator)
     ids = [list(tokenizer(segment, add_special_tokens=False).input_ids) for segment in segments]
     ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none

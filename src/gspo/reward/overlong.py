@@ -9,22 +9,22 @@ PART = "overlong_penalty"  # its name among a score's parts
 
 
 def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
-    """Subtract the penalty from the scores, where rollout.overlong asks for it; what has no reward has none either."""
+    """Take the penalty off each reward there is, where rollout.overlong asks for it."""
     if sampling.overlong != "penalty":
         return batch
-    changed = {}
+    changed, limit = {}, sampling.max_new_tokens
     for sample in batch.samples:
         if (score := sample.score) is not None:
             penalty = None
             if score.reward is not None:
-                penalty = overlong_penalty(sample.num_tokens, sampling.max_new_tokens, sampling.overlong_margin)
+                penalty = overlong_penalty(sample.num_tokens, limit, sampling.overlong_margin)
                 score = replace(_with_added(score, penalty), penalty=penalty)
             changed[sample] = replace(sample, score=replace(score, parts={**score.parts, PART: penalty}))
     return batch.with_changed(changed)
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
-    """Return 0 up to (1 - margin) · max_tokens, from there in a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
+    """Return 0 up to (1 - margin) · max_tokens, then a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
     start = (1 - margin) * max_tokens
     return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
 

@@ -40,7 +40,7 @@ ANSWERS_FAULT = {-number for number in (signal.SIGXCPU, signal.SIGSEGV, signal.S
 _PROGRAM = """
 import json, sys
 setup = json.loads(sys.argv[1])
-sys.path[:] = [setup["home"], *sys.path, *setup["path"]]
+sys.path[:] = [setup.pop("home"), *sys.path, *setup["path"]]
 from gspo.reward.worker import main
 main(**setup)
 """
@@ -159,7 +159,7 @@ class _Worker:
 
     def __init__(self, setup: Mapping[str, Any], output: int) -> None:
         self.num_calls = 0
-        self.takes_others = self.is_shared = False  # whether several calls may be, and have been, in it at once
+        self.takes_others = self.is_shared = False  # whether calls may be, and have been, in it together
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
         self._link, worker_link = socket.socketpair()
@@ -185,7 +185,7 @@ class _Worker:
             )
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended; one that has is not waited for."""
+        """Tell whether the process still runs, without waiting for one that has ended."""
         try:
             return self._process.returncode is None and psutil.Process(self._process.pid).status() != "zombie"
         except psutil.NoSuchProcess:
@@ -229,7 +229,7 @@ class _Worker:
             del self._replies[number]
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand over replies until the process ends, or says what is none."""
+        """Deliver replies until the process ends, or sends what is no reply."""
         message = b""
         try:
             while True:
@@ -257,7 +257,7 @@ class _Worker:
                     due.set_result(None)
 
     def end(self) -> int:
-        """Kill the process with all that it has started; its exit status, as subprocess has it."""
+        """Kill the process with all that it has started; return its exit status, as subprocess has it."""
         with self._ending:
             if self._process.returncode is None:
                 end_tree(self._process.pid, self._mark)
@@ -267,7 +267,7 @@ class _Worker:
 
 
 def how_it_ended(status: int) -> str:
-    """A process's end in words, from its exit status."""
+    """Describe a process's end by its exit status."""
     if status >= 0:
         return f"its process ended with exit status {status}"
     name = {int(number): f" ({number.name})" for number in signal.Signals}.get(-status, "")

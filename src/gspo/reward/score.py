@@ -45,16 +45,17 @@ class Scoring:
         """`warn` gets a name and a sentence."""
         self._functions, self._state, self._strict, self._warn = functions, state, strict, warn
         self._num_samples, self._max_masked_fraction = num_samples + len(before), max_masked_fraction
-        masked = [(sample, sample.score.failure) for sample in before if sample.score and sample.score.failure]
-        self._num_masked, self._first_masked = len(masked), None
-        for sample, failure in masked[:1]:
-            where, fix = f"row {sample.query.id}", _fix(failure.kind, failure.message, "response")
-            self._first_masked = UserError(failure.message, where=where, fix=fix)
+        self._num_masked = 0
+        self._first_masked: UserError | None = None
+        for sample in before:
+            if sample.score and (failure := sample.score.failure):
+                where, fix = f"row {sample.query.id}", _fix(failure.kind, failure.message, "response")
+                self._note_masked(UserError(failure.message, where=where, fix=fix))
         self.num_replies = 0  # so far
         self._check_masked()
 
     async def score(self, group: Group) -> Batch:
-        """The group with what the functions say of every sample; each is called once, all at the same time.
+        """Call each function once, all at the same time; return the group with the scores of its samples.
 
         A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed;
         a part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
@@ -68,7 +69,7 @@ class Scoring:
         return Batch(groups=(Group(samples=samples),), reward_seconds=dict(found.seconds), logged=logged)
 
     async def _ask(self, function: RewardFunction, samples: Sequence[Sample], found: "_Found") -> None:
-        """Make a call, and note what came of it."""
+        """Call the function for the samples and note its reply."""
         name, row = f"reward function {function.name}", f"row {samples[0].query.id}"
         arguments = arguments_of(samples[0].query, samples, function, self._state)
         reply, seconds = await function.host.make(function, arguments, len(samples))
@@ -84,7 +85,8 @@ class Scoring:
         if reply.refused and self._strict:
             raise UserError(reply.refused, where=name, fix="docs/guides/rewards.md says what it takes")
         if reply.refused:
-            self._warn(f"log of {function.name}", f"{name}: some of what it logs is left out: {reply.refused}")
+            what = f"{name}: some of what it logs is left out: {reply.refused}"
+            self._warn(f"log of {function.name}", what)
         found.logged.append({f"{function.name}/{metric}": pair for metric, pair in reply.metrics.items()})
         for place, sample in enumerate(samples):
             for column, cells in reply.columns.items():
@@ -95,12 +97,16 @@ class Scoring:
                 failure = Failure(kind=reply.kind or "invalid", message=f"{name}: {part}")
                 if function.weight != 0 or self._strict:
                     fix = _fix(failure.kind, part, function.per)
-                    self._first_masked = self._first_masked or UserError(part, where=f"{name}, {row}", fix=fix)
-                    self._num_masked += sample not in found.masked
+                    if sample not in found.masked:
+                        self._note_masked(UserError(part, where=f"{name}, {row}", fix=fix))
                     found.masked.add(sample)
                 part = failure
             found.parts[sample, function.name] = part
         self._check_masked()
+
+    def _note_masked(self, error: UserError) -> None:
+        self._first_masked = self._first_masked or error
+        self._num_masked += 1
 
     def _check_masked(self) -> None:
         masked, total, first = self._num_masked, self._num_samples, self._first_masked
@@ -115,24 +121,30 @@ class Scoring:
     def _score(self, sample: Sample, found: "_Found") -> Score:
         """Return the sample's score, once everything is in."""
         said = {function.name: found.parts[sample, function.name] for function in self._functions}
-        weighed = [(function, said[function.name]) for function in self._functions if function.weight != 0]
-        failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
-        applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
-        has_reward = failure is None and applying
+        numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
+        totals = dict[str, float]()
+        for name, part in numbers.items():
+            totals[name] = fsum(part.tolist()) if isinstance(part, Tensor) else part
+        weighed = [function for function in self._functions if function.weight != 0]  # 0: measured only
+        failures = {name: part for name, part in said.items() if isinstance(part, Failure)}
+        failed = [failures[function.name] for function in weighed if function.name in failures]
+        applying = [(function.name, function.weight) for function in weighed if function.name in numbers]
+        has_reward = applying and not failed
         sample_score = Score(
-            reward=sum(weight * _total(part) for weight, part in applying) if has_reward else None,
-            parts={name: _total(part) if isinstance(part, float | Tensor) else None for name, part in said.items()},
-            failure=failure,
-            failures={name: part for name, part in said.items() if isinstance(part, Failure)},
-            weights={function.name: function.weight for function, _ in weighed},
+            reward=sum(weight * totals[name] for name, weight in applying) if has_reward else None,
+            parts={name: totals.get(name) for name in said},
+            failure=failed[0] if failed else None,
+            failures=failures,
+            weights={function.name: function.weight for function in weighed},
             extra=dict(sorted(found.extra[sample].items())),
         )
-        finer = {function.per for function, _ in weighed} - {"response"}
+        finer = {function.per for function in weighed} - {"response"}
         if not (has_reward and finer):
             return sample_score
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
-        for weight, part in applying:
+        for name, weight in applying:
+            part = numbers[name]
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
@@ -141,12 +153,12 @@ class Scoring:
 
 @dataclass(kw_only=True, eq=False)
 class _Found:
-    """What the calls for a group have said so far."""
+    """The results of the calls for a group so far."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
     logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
     parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
-    extra: dict[Sample, dict[str, Cell]] = field(default_factory=lambda: defaultdict(dict))  # by function and column
+    extra: dict[Sample, dict[str, Cell]] = field(default_factory=lambda: defaultdict(dict))  # by column
     masked: set[Sample] = field(default_factory=set)
 
 
@@ -156,7 +168,7 @@ def score(
     state: TrainerState | None = None,
     **options: Any,
 ) -> Batch:
-    """The groups with scores, in one batch; options are those of `score_each`."""
+    """Return the groups with scores, in one batch; options are those of `score_each`."""
     return together(score_each(groups, functions, state, **options), functions)
 
 
@@ -168,7 +180,7 @@ def score_each(
     show_progress: ShowProgress = lambda *_: None,
     **options: Any,
 ) -> list[Batch]:
-    """A batch for each group, in their order, with what the functions say; further options are those of Scoring."""
+    """Return a batch with scores for each group, in their order; further options are those of Scoring."""
     num_calls = len(groups) * len(functions)
     scoring = Scoring(functions, state, num_samples=sum(len(group.samples) for group in groups), **options)
 
@@ -180,15 +192,16 @@ def score_each(
 
 
 def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
-    """One batch of them all, in their order."""
-    names = dict.fromkeys([f.name for f in functions] + [name for batch in batches for name in batch.reward_seconds])
+    """Join batches into one, in their order."""
+    timed = [name for batch in batches for name in batch.reward_seconds]
+    names = dict.fromkeys([*(function.name for function in functions), *timed])
     seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
     groups = tuple(group for batch in batches for group in batch.groups)
     return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
-    """Sums and counts by name, over rounds or calls; in whatever order they come, the last digit is the same."""
+    """Add up sums and counts by name, over rounds or calls; their order does not change the last digit."""
     totals, counts = defaultdict[str, list[float]](list), Counter[str]()
     for name, (total, number) in (pair for by_name in logged for pair in by_name.items()):
         totals[name].append(total)
@@ -219,11 +232,6 @@ def to_token_rewards(
         return numbers
     last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
     return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
-
-
-def _total(part: float | Tensor) -> float:
-    """The sum of a part over the response's tokens."""
-    return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
 def _fix(kind: FailureKind, what: str, per: Per) -> str | None:

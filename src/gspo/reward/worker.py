@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -32,9 +32,7 @@ HEADER = struct.Struct(">Q")  # the size of a reply
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
-def main(
-    *, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, home: str, path: Sequence[str]
-) -> None:
+def main(*, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, path: list[str]) -> None:
     """Import the function, say so, and make calls until the trainer is gone."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
@@ -62,7 +60,7 @@ def main(
     while True:
         number, size, arguments, _, seconds = received.get()
         _end_self_after(seconds)
-        reply = reply_of(function, partial(pickle.loads, arguments), size)  # in the main thread, where alarms work
+        reply = reply_of(function, partial(pickle.loads, arguments), size)  # here, where alarms work
         faulthandler.cancel_dump_traceback_later()
         _send(link, number, reply)
 
@@ -90,13 +88,13 @@ async def _serve(link: socket.socket, function: Function, received: SimpleQueue[
 
 
 def _end_self_after(seconds: float) -> None:
-    """Set the time of the process's end; outside Python, which a call that holds the interpreter cannot stop."""
+    """Let a timer outside Python end this process, which a call that holds the interpreter cannot stop."""
     limit = min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
     faulthandler.dump_traceback_later(limit, exit=True, file=_nowhere)
 
 
 def _prepare(name: str) -> None:
-    """Import what the first answer would have to wait for."""
+    """Import what would delay the first answer."""
     if name == "math":
         assert math(["q"], [r"\boxed{(x - 1)(x + 1)}"], answer=["x^2 - 1"], seconds_per_answer=60.0) == [1.0]
     elif name == "reasoning_gym":
