@@ -106,10 +106,10 @@ def _prepare(name: str) -> None:
 
 
 def _read(link: socket.socket, deliver: Callable[[Any], Any], mark: str) -> None:
-    requests = link.makefile("rb")
-    try:
-        while True:
-            deliver(pickle.load(requests))
+    try:  # no makefile: with one, a fork could not close the link
+        with os.fdopen(link.fileno(), "rb", closefd=False) as requests:
+            while True:
+                deliver(pickle.load(requests))
     finally:
         end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
