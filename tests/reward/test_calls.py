@@ -82,7 +82,7 @@ def test_too_many_timeouts_end_the_run(groups: Any, functions: Any) -> None:
         released.set()
 
 
-def test_a_coroutine_that_blocks_its_loop_does_not_block_another_function(groups: Any, functions: Any) -> None:
+def test_a_coroutine_that_blocks_its_loop_does_not_block_the_next_step(groups: Any, functions: Any) -> None:
     released = threading.Event()
 
     async def blocks(**columns: Any) -> list[float]:

@@ -16,6 +16,7 @@ from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
 
 MAX_CONCURRENT_CALLS = 32
+LOOP_ANSWER_SECONDS = 1.0
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # what arguments by name can be for
 
@@ -45,26 +46,20 @@ class Host(Protocol):
 class Threads:
     """A host for functions from Python, which may close over anything: they run in the trainer's own process.
 
-    Each call has a daemon thread; coroutines share the host's event loop, to which clients that they keep
-    belong. A stuck thread cannot be ended; it is abandoned, and neither holds a place nor keeps the program
-    from ending.
+    Each call has a daemon thread; coroutines share an event loop. A stuck thread cannot be ended; it is
+    abandoned, and neither holds a place nor keeps the program from ending.
     """
 
     def __init__(self, num_places: int = MAX_CONCURRENT_CALLS) -> None:
         self._places = asyncio.Semaphore(num_places)
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         async with self._places:
             started = time.monotonic()
             if is_async(function.call):
-                if self._loop is None:
-                    self._loop = asyncio.new_event_loop()
-                    work = self._loop.run_forever
-                    threading.Thread(target=work, name="reward event loop", daemon=True).start()
                 coroutine = reply_of_coroutine(function.call, lambda: arguments, size)
-                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                future = asyncio.run_coroutine_threadsafe(coroutine, await _responsive_loop())
             else:
                 future = Future[Reply]()
                 call = partial(reply_of, function.call, lambda: arguments, size)
@@ -82,6 +77,23 @@ class Threads:
 def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
     with suppress(InvalidStateError):  # it was abandoned before
         future.set_result(work())
+
+
+_loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
+
+
+async def _responsive_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
+    last = _loops[-1] if _loops else None
+    if last is not None:
+        answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), last)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(answered), LOOP_ANSWER_SECONDS)
+            return last
+    if last is (_loops[-1] if _loops else None):  # no other call has made one meanwhile
+        _loops.append(asyncio.new_event_loop())
+        threading.Thread(target=_loops[-1].run_forever, name="reward event loop", daemon=True).start()
+    return _loops[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
