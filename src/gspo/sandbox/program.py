@@ -160,7 +160,7 @@ def serve(link: socket.socket) -> NoReturn:
     try:
         close_all_but([link.fileno()])
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a run leaves behind becomes a child of this process
-        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # of a huge page that is given back in part, the kernel keeps the rest
+        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # one that is given back in part is kept
         os.chdir("/tmp")
         header, program = Channel(link).receive()
         set_limits(header["limits"])
