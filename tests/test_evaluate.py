@@ -26,6 +26,7 @@ from gspo.evaluation.contests import read_contests
 from gspo.evaluation.rating import plain_rating, rate
 from gspo.model.policy import Policy
 from gspo.run.console import Display
+from gspo.run.lock import Lock
 
 NUM_QUESTIONS, SAMPLES = 6, 3
 SUITE = """
@@ -128,6 +129,15 @@ def test_an_evaluation_killed_twice_goes_on_and_judges_nothing_twice(place: Path
     judged = Counter((place / "judged.txt").read_text().splitlines())
     assert judged == {"1 + 2 =": 1, "11 + 2 =": 1, "12 + 2 =": 1}
     assert not journal.exists()
+
+
+def test_one_process_at_a_time_writes_an_evaluation(place: Path) -> None:
+    (place / "out").mkdir()
+    lock = Lock(place / "out")
+    with pytest.raises(UserError, match="is writing to this directory"):
+        evaluated(out="out")
+    lock.release()
+    assert evaluated(out="out")["suites"]
 
 
 def test_the_data_of_a_suite_may_have_any_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from gspo.engine.make import make_engine
 from gspo.errors import RunError, UserError, did_you_mean
 from gspo.evaluation.contests import read_contests
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
-from gspo.evaluation.journal import Journal, locked
+from gspo.evaluation.journal import Journal, writing
 from gspo.evaluation.rating import collect_attempts, plain_rating, rate
 from gspo.interrupt import Interrupt, check_stop
 from gspo.learner.state import digest_of
@@ -28,6 +28,7 @@ from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
+from gspo.run.lock import Lock
 from gspo.run.prepare import load_inputs, longest_sequence
 from gspo.run.resume import contents_digest
 from gspo.run.summary import shown_tokens
@@ -79,7 +80,9 @@ def evaluate(
             display.note(f"a response ends with {shown_tokens(tokenizer, policy.stop_ids)}")
             check_stop()
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
-        stack.enter_context(locked(directory))
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        stack.callback(Lock(directory).release)
         journal = Journal(directory, model)
         pending = []
         for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True):

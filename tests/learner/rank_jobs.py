@@ -89,7 +89,7 @@ def _save_models(_: int, directory: Path) -> None:
 
 def _rank(rank: int, number: int, directory: Path) -> None:
     if number > 1:
-        store, seconds = f"file://{directory}/store{number}", datetime.timedelta(seconds=60)
+        store, seconds = f"file://{directory}/store{number}", datetime.timedelta(seconds=240)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=number, timeout=seconds)
     for name in JOBS:
         for tokens, as_ranks in RUNS[number]:

@@ -16,7 +16,7 @@ from gspo.queries.row import lay_out
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import code
 from gspo.reward.code import extract_code, same_output
-from gspo.reward.functions import check_tests, close_functions, load_functions
+from gspo.reward.functions import close_functions, fit_to_rows, load_functions
 from gspo.reward.score import score
 from gspo.sandbox.sandbox import Limits, Ran, Sandbox
 
@@ -290,8 +290,8 @@ def test_a_malformed_row_is_named_before_a_run_and_in_it(groups: Any, loaded: Ca
     message = "row data:2: column 'tests' holds no usable tests: there is no 'output'"
     functions = loaded()
     with pytest.raises(UserError, match=f"reward function code, {message}"):
-        check_tests(rows, functions)
-    check_tests(rows[:1], functions)
+        fit_to_rows(functions, rows)
+    fit_to_rows(functions, rows[:1])
     with pytest.raises(UserError, match="column 'tests' holds no usable tests") as caught:
         score(groups(["x"], ["y"], tests=[STDIN, [{"input": "1"}]]), functions)
     assert caught.value.where == "reward function code, row data:2"

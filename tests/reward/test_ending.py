@@ -51,6 +51,21 @@ def test_a_process_is_ended_with_all_that_it_has_started(
     assert not Path(f"/proc/{pids[0]}").exists()  # waited for: no zombie
 
 
+def test_the_end_of_a_process_shows_though_a_fork_of_it_lives_on(groups: Any, named: Any) -> None:
+    source = """
+        import os, signal, time
+        def f(completions, **columns):
+            if completions[0] == "bad":
+                if os.fork() == 0:
+                    time.sleep(1000)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return [1.0]
+    """
+    scored = score(groups(["bad"], *[["a"]] * 9), [named(source, time_limit_seconds=5.0)])
+    failure = scores_of(scored)[0].failure
+    assert failure is not None and failure.kind == "crashed" and rewards(scored)[1:] == [1.0] * 9
+
+
 def test_coroutines_run_at_the_same_time_in_one_process(groups: Any, named: Any) -> None:
     source = """
         import asyncio, os

@@ -19,7 +19,7 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import RewardConfig
 from gspo.reward import gym
 from gspo.reward.builtin import EVALUATING_TASKS
-from gspo.reward.functions import check_origin, close_functions, load_functions
+from gspo.reward.functions import close_functions, fit_to_rows, load_functions
 from gspo.reward.score import score
 from gspo.sandbox.sandbox import check_available
 from gspo.train import train
@@ -90,7 +90,7 @@ def judge() -> Iterator[Any]:
 
     def score_of(columns: dict[str, Any], *answers: str) -> list[float | None]:
         columns = json.loads(json.dumps(columns, default=str))
-        (checked,) = check_origin([Row(id="rows.jsonl:1", prompt="q", columns=columns)], [function])
+        (checked,) = fit_to_rows([function], [Row(id="rows.jsonl:1", prompt="q", columns=columns)])
         assert checked.options["in_sandbox"]
         query = Query(id="rows.jsonl:1", prompt="q", text="", prompt_ids=(1,), columns=columns)
         samples = (sample_of(query, [7, 8], text=answer, finish_reason="stop") for answer in answers)
@@ -129,7 +129,7 @@ def test_the_recipes_own_procedural_rows_and_other_tasks_of_data_are_not_refused
     functions = load_functions(own.reward)
     made, data = load_rows(own), load_rows(load_recipe(str(TINY), [*DATA]), rows("chain_sum"))
     for each in (made, data):
-        check_origin([*each.train, *each.held_out], functions)
+        fit_to_rows(functions, [*each.train, *each.held_out])
     write("rows.jsonl", "countdown")
     others = load_rows(load_recipe(str(TINY), [*DATA, "queries.path=rows.jsonl"]))
-    check_origin(others.train, load_functions(load_recipe(str(TINY), ["reward=[exact_match]"]).reward))
+    fit_to_rows(load_functions(load_recipe(str(TINY), ["reward=[exact_match]"]).reward), others.train)

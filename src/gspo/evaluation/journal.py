@@ -1,9 +1,7 @@
 """The directory of an evaluation: each judged response is appended to a file, of which evaluation.json is made."""
 
-import fcntl
 import json
 import os
-import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,25 +17,6 @@ EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
 _SECONDS = ("seconds_sampling", "seconds_judging")
 _NEW = "evaluation.json.new"  # until it is whole
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Have the directory for this process alone, until it ends, however; UserError where another has it."""
-    with _writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "lock").open("a+b", buffering=0)
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            what = f"{file.read().decode().strip() or 'another process'} is writing to this directory"
-            fix = "wait for it or end it, or give another --out"
-            raise UserError(what, where=str(directory), fix=fix) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
 
 
 class Journal:
@@ -94,7 +73,7 @@ class Journal:
             suite["numbers"] = {**numbers_of(suite["responses"]), **suite["numbers"], **rating}
         tree: dict[str, Any] = {"format": FORMAT, "gspo": version("gspo"), "model": self._model}
         tree |= {"engine": dict(engine) or self._engine, "seed": SAMPLING_KEY.seed, "suites": whole}
-        with _writing(self.path / EVALUATION_FILE), (self.path / _NEW).open("w", encoding="utf-8") as file:
+        with writing(self.path / EVALUATION_FILE), (self.path / _NEW).open("w", encoding="utf-8") as file:
             file.write(json.dumps(tree, ensure_ascii=False, allow_nan=False))
             file.flush()
             os.fsync(file.fileno())
@@ -105,7 +84,7 @@ class Journal:
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         path, records = self.path / UNFINISHED, writable(records)
-        with _writing(path), path.open("a", encoding="utf-8") as file:
+        with writing(path), path.open("a", encoding="utf-8") as file:
             for record in [{"model": self._model}, *records] if file.tell() == 0 else records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
@@ -156,7 +135,8 @@ class Journal:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes there: UserError where the system refuses."""
     try:
         yield
     except OSError as error:

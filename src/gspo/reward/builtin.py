@@ -165,12 +165,12 @@ def code(
     options = JudgeOptions(score=score, seconds_per_test=seconds_per_test, language=language, max_tests=max_tests)
     rows = tests_of_rows(prompts, columns, tests_column)
     judgements = [
-        None if tests is None else judge(completion, tests, options)
+        (None, None) if tests is None else judge(completion, tests, options)
         for completion, tests in zip(completions, rows, strict=True)
     ]
     if log_extra is not None:
-        log_extra("verdict", [None if judgement is None else judgement.verdict for judgement in judgements])
-    return [None if judgement is None else judgement.score for judgement in judgements]
+        log_extra("verdict", [verdict for _, verdict in judgements])
+    return [reward for reward, _ in judgements]
 
 
 def _text(completion: Any) -> str:

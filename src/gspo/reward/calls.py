@@ -14,11 +14,9 @@ from typing import Any, Protocol
 from gspo.errors import UserError
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
-from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32
 LOOP_ANSWER_SECONDS = 1.0
-LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # what arguments by name can be for
 
@@ -26,7 +24,7 @@ Function = Callable[..., Any]
 
 
 def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
-    """What a function takes; UserError where it does not tell, as many that are written in C do not."""
+    """Return a function's parameters; UserError where it does not tell them, as many written in C do not."""
     try:
         return tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -35,40 +33,39 @@ def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
 
 
 class Host(Protocol):
-    """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
+    """The place of a function's calls: processes of its own (Processes), or the trainer's (Threads).
 
-    `make` waits for a place, and gives the reply and the seconds that the call took; cancelling it ends or abandons the
-    call. `close` ends everything, the processes too.
+    `make` calls the function for `size` completions once there is a place, and returns the reply and the
+    call's seconds; cancelling it ends or abandons the call. `close` ends everything, the processes too.
     """
 
-    async def make(self, call: "Call") -> tuple[Reply, float]: ...
+    async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]: ...
     def close(self) -> None: ...
 
 
 class Threads:
     """A host for functions from Python, which may close over anything: they run in the trainer's own process.
 
-    Each call has a daemon thread; coroutines share an event loop. A stuck thread cannot be ended; it is abandoned,
-    and neither holds a place nor keeps the program from ending.
+    Each call has a daemon thread; coroutines share an event loop. A stuck thread cannot be ended; it is
+    abandoned, and neither holds a place nor keeps the program from ending.
     """
 
     def __init__(self, num_places: int = MAX_CONCURRENT_CALLS) -> None:
         self._places = asyncio.Semaphore(num_places)
 
-    async def make(self, call: "Call") -> tuple[Reply, float]:
+    async def make(self, function: "RewardFunction", arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         async with self._places:
-            function, size, future = call.function, len(call.samples), Future[Reply]()
             started = time.monotonic()
             if is_async(function.call):
-                coroutine = reply_of_coroutine(function.call, lambda: call.arguments, size)
+                coroutine = reply_of_coroutine(function.call, lambda: arguments, size)
                 future = asyncio.run_coroutine_threadsafe(coroutine, await _responsive_loop())
             else:
-                work = partial(_deliver, future, partial(reply_of, function.call, lambda: call.arguments, size))
-                threading.Thread(target=work, name="reward call", daemon=True).start()
+                future = Future[Reply]()
+                call = partial(reply_of, function.call, lambda: arguments, size)
+                threading.Thread(target=_deliver, args=(future, call), daemon=True).start()
             try:
-                limit = min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
-                reply = await asyncio.wait_for(asyncio.wrap_future(future), limit)
+                reply = await asyncio.wait_for(asyncio.wrap_future(future), function.time_limit_seconds)
             except TimeoutError:
                 reply = timed_out(function.time_limit_seconds)
             return reply, time.monotonic() - started
@@ -86,7 +83,7 @@ _loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function k
 
 
 async def _responsive_loop() -> asyncio.AbstractEventLoop:
-    """The event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
+    """Return the event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
     last = _loops[-1] if _loops else None
     if last is not None:
         answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), last)
@@ -119,18 +116,6 @@ class RewardFunction:
 
 
 def is_async(function: Function) -> bool:
-    """Whether a function, or an object that is called, gives a coroutine."""
+    """Tell whether a function, or an object that is called, returns a coroutine."""
     method = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
-    """A call of a function for some samples of one group.
-
-    Example: Call(function=function, samples=group.samples, arguments={"completions": ["4", "5"]})
-    """
-
-    function: RewardFunction
-    samples: Sequence[Sample]
-    arguments: Arguments

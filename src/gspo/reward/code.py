@@ -1,4 +1,4 @@
-"""Whether the program in a response passes its tests, which it runs in the sandbox."""
+"""The verdict on the program in a response, which is run on its tests in the sandbox."""
 
 import re
 import time
@@ -35,19 +35,8 @@ SPARE_SECONDS = 0.25  # of each test: to start it on a busy machine is not sleep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The score of a program from 0 to 1, and why it is not 1.
-
-    Example: Judgement(score=0.0, verdict="wrong answer on test 3")
-    """
-
-    score: float
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How programs are judged; UserError for what an option cannot be.
+    """The way in which programs are judged; UserError for what an option cannot be.
 
     Example: JudgeOptions(score="fraction", seconds_per_test=2.0, language="auto", max_tests=15)
     """
@@ -58,28 +47,29 @@ class JudgeOptions:
     max_tests: int | None = None  # the longest ones
 
     def __post_init__(self) -> None:
-        choices = {"score": ("all", "fraction"), "language": ("python", "cpp", "auto")}
-        for name, accepted in choices.items():
-            if (given := getattr(self, name)) not in accepted:
-                _refuse(f"{name} is {given!r}", f"one of {', '.join(accepted)}")
-        if not (isinstance(self.seconds_per_test, int | float) and 0 < self.seconds_per_test < 1e6):
-            _refuse(f"seconds_per_test is {self.seconds_per_test!r}", "a number of seconds")
-        if self.max_tests is not None and not (isinstance(self.max_tests, int) and self.max_tests > 0):
-            _refuse(f"max_tests is {self.max_tests!r}", "a number of tests, at least 1")
-
-
-def _refuse(what: str, accepted: str) -> None:
-    raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
+        seconds, most = self.seconds_per_test, self.max_tests
+        is_seconds = isinstance(seconds, int | float) and 0 < seconds < 1e6
+        is_number = most is None or (isinstance(most, int) and most > 0)
+        checks = {
+            "score": (self.score in ("all", "fraction"), "one of all, fraction"),
+            "language": (self.language in ("python", "cpp", "auto"), "one of python, cpp, auto"),
+            "seconds_per_test": (is_seconds, "a number of seconds"),
+            "max_tests": (is_number, "a number of tests, at least 1"),
+        }
+        for name, (is_right, accepted) in checks.items():
+            if not is_right:
+                what = f"{name} is {getattr(self, name)!r}"
+                raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
 
 
 @cache
 def sandbox() -> Sandbox:
-    """The one of this process; UserError where the machine cannot isolate programs."""
+    """Return this process's sandbox; UserError where the machine cannot isolate programs."""
     return Sandbox(warm=_MODULES)
 
 
 def try_sandbox() -> None:
-    """Start it and run a program; UserError where that does not work."""
+    """Run a program in the sandbox; UserError where that does not work."""
     if (ran := sandbox().run("print(7)")).output != b"7\n":
         raise UserError(f"the sandbox does not run programs: {_reason(ran)}", where="reward function code")
 
@@ -87,22 +77,26 @@ def try_sandbox() -> None:
 def tests_of_rows(
     prompts: Sequence[Any], columns: Mapping[str, Any], tests_column: str | None
 ) -> list[ProgramTests | None]:
-    """The tests of each row of columns, read once for a group, whose rows are one; UserError as `read_tests` has it."""
-    names = [name for name in (*COLUMNS, *([tests_column] if tests_column else [])) if name in columns]
-    rows, read = list[dict[str, Any]](), list[ProgramTests | None]()
+    """Read the tests of each row, once for equal rows in turn; UserError as `read_tests` has it."""
+    names = [name for name in (*COLUMNS, tests_column) if name in columns]
+    found, row_before = list[ProgramTests | None](), None
     for place, prompt in enumerate(prompts):
         # HumanEval's prompt, where the data has not been laid out
-        row = {"code_prompt": prompt} if isinstance(prompt, str) else {}
-        rows.append(row | {name: columns[name][place] for name in names})
-        is_same = place > 0 and rows[place] == rows[place - 1]
-        read.append(read[-1] if is_same else read_tests(rows[-1], column=tests_column, where="reward function code"))
-    return read
+        row: dict[str, Any] = {"code_prompt": prompt} if isinstance(prompt, str) else {}
+        row |= {name: columns[name][place] for name in names if name is not None}
+        if row == row_before:
+            found.append(found[-1])
+        else:
+            found.append(read_tests(row, column=tests_column, where="reward function code"))
+        row_before = row
+    return found
 
 
-def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptions()) -> Judgement:
+def judge(response: str, tests: ProgramTests, options: JudgeOptions) -> tuple[float, str]:
     """Run the response's program on its tests: to the first failure, or on all of them for the fraction it passes.
 
-    Raises UserError where the machine cannot isolate programs, and for C++ where it has no g++.
+    Returns the score from 0 to 1 and the reason, such as "wrong answer (test 3 of 7)". Raises UserError where
+    the machine cannot isolate programs, and for C++ where it has no g++.
     """
     if options.language == "auto":
         _check_compiler()
@@ -110,13 +104,13 @@ def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptio
     if not code and all(isinstance(test, Asserts) for test in tests.tests):
         code = response  # HumanEval's and MBPP's harnesses take the whole response
     if not code.strip():
-        return Judgement(score=0.0, verdict="no code")
+        return 0.0, "no code"
     language = LANGUAGES.get(tag, "python") if options.language == "auto" else options.language
     program: str | bytes = code
     if (tests.language or language) == "cpp":
         program = sandbox().compile_cpp(code)
         if isinstance(program, str):
-            return Judgement(score=0.0, verdict=f"does not compile: {program}"[:MAX_VERDICT])
+            return 0.0, f"does not compile: {program}"[:MAX_VERDICT]
     elif tests.prompt:
         program = _with_prompt(code, tests)
     return _run_tests(program, tests.tests, options)
@@ -124,11 +118,11 @@ def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptio
 
 @cache
 def _check_compiler() -> None:
-    """UserError where there is no g++: with `auto` a response may need it at any time, and its writer is no user."""
+    """Raise UserError where there is no g++, which with `auto` any response may need."""
     sandbox().compile_cpp("int main() {}")
 
 
-def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOptions) -> Judgement:
+def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOptions) -> tuple[float, str]:
     if options.max_tests is not None:
         tests = sorted(tests, key=_size, reverse=True)[: options.max_tests]
     limits, num_passed, verdict = Limits(cpu_seconds=options.seconds_per_test), 0, ""
@@ -144,9 +138,9 @@ def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOp
         if left < 0 or (verdict and options.score == "all"):  # the rest count as failed
             break
     if num_passed == len(tests):
-        return Judgement(score=1.0, verdict="passed")
+        return 1.0, "passed"
     score = num_passed / len(tests) if options.score == "fraction" else 0.0
-    return Judgement(score=score, verdict=verdict or f"wall_time of all tests (test {number} of {len(tests)})")
+    return score, verdict or f"wall_time of all tests (test {number} of {len(tests)})"
 
 
 def _size(test: CodeTest) -> int:
@@ -156,9 +150,10 @@ def _size(test: CodeTest) -> int:
 
 
 def extract_code(response: str) -> tuple[str, str]:
-    """The lines between the last two that hold a fence, ```, and the language that the first of the two names.
+    """Return the lines between the last two that hold a fence, ```, and the language that the first names.
 
-    Two empty texts where there are less than two. This is LiveCodeBench's rule (its utils/extraction_utils.py).
+    Both texts are empty where there are fewer than two fences. This is LiveCodeBench's rule
+    (its utils/extraction_utils.py).
     """
     lines = response.split("\n")
     fences = [number for number, line in enumerate(lines) if "```" in line]
@@ -169,7 +164,7 @@ def extract_code(response: str) -> tuple[str, str]:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether two outputs have the same lines: the same text, or the same numbers, without the space around them.
+    """Compare two outputs by line: the same text, or the same numbers, without the space around them.
 
     Numbers are compared exactly: 1.0 is 1, and 0.333 is not 1/3. This is LiveCodeBench's rule (testing_util.py).
     """
@@ -190,14 +185,14 @@ def _same_line(line: str, expected: str) -> bool:
 
 
 def _with_prompt(code: str, tests: ProgramTests) -> str:
-    """The whole program: HumanEval's prompt is its beginning, unless the response has the whole function."""
+    """Put HumanEval's prompt before the code, unless the response has the whole function."""
     (asked,) = (function for test in tests.tests if isinstance(test, Asserts) for function in test.functions)
     is_whole = any(line.startswith((f"def {asked}(", f"async def {asked}(")) for line in code.split("\n"))
     return f"{tests.helpers}\n\n{code}" if is_whole else f"{tests.prompt}{code}"
 
 
 def _with_imports(code: str, hidden: str = "") -> str:
-    """The program behind LiveCodeBench's imports, without the one that has the name `hidden`."""
+    """Put LiveCodeBench's imports before the program, without the one that has the name `hidden`."""
     hiding = f"; {hidden} = None" if hidden else ""
     return code if re.search(r"^from __future__", code, re.MULTILINE) else f"{_PRELUDE}{hiding}\n{code}"
 
@@ -211,7 +206,7 @@ def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
 
 
 def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:
-    """Whether the program passes the test, and its run."""
+    """Run the program on the test; return whether it passes, and the run."""
     if isinstance(test, InputOutput):
         program = program if isinstance(program, bytes) else _with_imports(program)
         ran = sandbox().run(program, test.input.encode(errors="replace"), limits)
@@ -226,7 +221,7 @@ def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ra
 
 
 def _same_value(value: object, expected: object) -> bool:
-    """LiveCodeBench's rule: equal, where a tuple is as good as a list."""
+    """Compare as LiveCodeBench does: a tuple is as good as a list."""
     try:
         return (list(value) if isinstance(value, tuple) else value) == expected
     except RecursionError:  # nested without end

@@ -75,8 +75,7 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, where: str)
         what = f"it needs a column {column!r}" if column else "the row has no column with tests in a known layout"
         what += f"; the columns there are: {', '.join(row) or 'none'}"
         raise UserError(what, where=where, fix="name the column: options: {tests_column: …}")
-    name = next((name for name in names if not is_blank(row[name])), None)
-    if name is None:
+    if (name := next((name for name in names if not is_blank(row[name])), None)) is None:
         return None
     try:
         tests = _read_layout(name, row)
@@ -126,8 +125,11 @@ def _read_value(value: Any, row: Mapping[str, Any]) -> ProgramTests:
         except ValueError:
             value = ast.literal_eval(value)
     if isinstance(value, Mapping) and "test_cases" in value:
-        language = _language(value.get("language"))
-        return ProgramTests(tests=_read_cases(value["test_cases"], row), language=language)
+        language = value.get("language")
+        if language is not None and str(language).lower() not in LANGUAGES:
+            raise ValueError(f"the language is {language}; programs in {', '.join(LANGUAGES)} can be run")
+        tests = _read_cases(value["test_cases"], row)
+        return ProgramTests(tests=tests, language=LANGUAGES.get(str(language).lower()))
     if isinstance(value, Mapping):
         return ProgramTests(tests=_apps_tests(value))
     if not isinstance(value, Sequence):
@@ -135,12 +137,6 @@ def _read_value(value: Any, row: Mapping[str, Any]) -> ProgramTests:
     if all(isinstance(entry, str) for entry in value):
         return ProgramTests(tests=[_asserts(entry) for entry in value])
     return ProgramTests(tests=_read_cases(value, row))
-
-
-def _language(name: Any) -> Language | None:
-    if name is not None and str(name).lower() not in LANGUAGES:
-        raise ValueError(f"the language is {name}; programs in {', '.join(LANGUAGES)} can be run")
-    return None if name is None else LANGUAGES[str(name).lower()]
 
 
 def _apps_tests(value: Mapping[str, Any]) -> list[CodeTest]:

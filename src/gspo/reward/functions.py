@@ -55,7 +55,7 @@ def load_functions(
     segment_separator: str | None = None,
     output: int = 2,
 ) -> tuple[RewardFunction, ...]:
-    """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
+    """Load the functions of `recipe.reward`, in processes of their own, or those `given` from Python instead.
 
     One per segment needs the `segment_separator` of the rollouts. What a process prints goes to the file descriptor
     `output`. Raises UserError where there is no function, a name leads nowhere, or a function lacks an option.
@@ -70,9 +70,10 @@ def load_functions(
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
     names = [function.name for function in functions]
-    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]  # equal names: format, format_2
-    suffixes = ["" if count == 1 else f"_{count}" for count in counts]
-    return tuple(replace(f, name=f.name + suffix) for f, suffix in zip(functions, suffixes, strict=True))
+    for place, name in enumerate(names):
+        if count := names[:place].count(name):  # equal names: format, format_2
+            functions[place] = replace(functions[place], name=f"{name}_{count + 1}")
+    return tuple(functions)
 
 
 def close_functions(functions: Sequence[RewardFunction]) -> None:
@@ -89,8 +90,8 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
     built_in = next((key for key, value in BUILT_IN.items() if value is function), None)
-    settings = {key: value for key, value in vars(reward).items() if key != "function"}
-    changed = {key: value for key, value in settings.items() if value != getattr(Reward(function), key)}
+    by_default = vars(Reward(function))
+    changed = {key: value for key, value in vars(reward).items() if value != by_default[key]}
     try:
         checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **changed)
     except ValidationError as error:
@@ -136,9 +137,9 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
 def load_rewards(
     recipe: Recipe, given: Given | Sequence[Given] | None, *, output: int = 2
 ) -> tuple[Recipe, tuple[RewardFunction, ...]]:
-    """The functions of a recipe, as `load_functions` has it, and the recipe with those that Python gives.
+    """Load a recipe's functions, as `load_functions` does; return also the recipe with those from Python.
 
-    UserError where the rules of recipes refuse these.
+    Raises UserError where the rules of recipes refuse these.
     """
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, given, segment_separator=separator, output=output)
@@ -151,47 +152,41 @@ def load_rewards(
 
 
 def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tuple[RewardFunction, ...]:
-    """The functions, in the sandbox where the rows want that; UserError for rows that they cannot judge."""
-    check_tests(rows, functions)
-    return check_origin(rows, functions)
+    """Check that the functions can judge the rows, without a call; return them, in the sandbox where needed.
 
-
-def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
-    """The functions; with the sandbox where a row of data has a task whose verifier evaluates text: the data's.
-
-    Calls none of them. Raises UserError where there is such a row and this machine has no sandbox.
+    It is needed where the data names a task whose verifier evaluates text, which is the data's. Raises
+    UserError where this machine has no sandbox for it, and for a row with malformed tests of programs.
     """
-    verifying = [function for function in functions if function.call is BUILT_IN["reasoning_gym"]]
-    row = next((row for row in rows if not row.is_procedural and _evaluating(row)), None) if verifying else None
-    if row is None:
-        return tuple(functions)
+    evaluating = [row for row in rows if not row.is_procedural and _evaluated_tasks(row)]
+    fitted = []
+    for function in functions:
+        where = f"reward function {function.name}, row "
+        if function.call is BUILT_IN["code"]:
+            for row in rows:
+                read_tests(row.columns, column=function.options.get("tests_column"), where=f"{where}{row.id}")
+        if function.call is BUILT_IN["reasoning_gym"] and evaluating:
+            _check_sandbox(evaluating[0], where)
+            function = replace(function, options={**function.options, "in_sandbox": True})
+        fitted.append(function)
+    return tuple(fitted)
+
+
+def _check_sandbox(row: Row, where: str) -> None:
     try:
         check_available()
     except UserError as error:
         what = (
-            f"task {min(_evaluating(row))}: reasoning-gym's verifier of it evaluates text as Python or sympy, in data "
-            f"that text could be any program, and it cannot run in the sandbox: {error.what}"
+            f"task {min(_evaluated_tasks(row))}: reasoning-gym's verifier of it evaluates text as Python or "
+            f"sympy, in data that text could be any program, and it cannot run in the sandbox: {error.what}"
         )
         fix = f"{error.fix}; or give queries.procedural.task instead of data, or a task whose verifier only reads"
-        raise UserError(what, where=f"reward function {verifying[0].name}, row {row.id}", fix=fix) from None
-    return tuple(
-        replace(function, options={**function.options, "in_sandbox": True}) if function in verifying else function
-        for function in functions
-    )
+        raise UserError(what, where=f"{where}{row.id}", fix=fix) from None
 
 
-def _evaluating(row: Row) -> frozenset[str]:
+def _evaluated_tasks(row: Row) -> frozenset[str]:
     task = row.columns.get("task")
     tasks = task if isinstance(task, list | tuple) else [task]
     return EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
-
-
-def check_tests(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
-    """UserError for a row of data with malformed tests of programs, before a run has come to it; calls nothing."""
-    for function in functions:
-        for row in rows if function.call is BUILT_IN["code"] else ():
-            where = f"reward function {function.name}, row {row.id}"
-            read_tests(row.columns, column=function.options.get("tests_column"), where=where)
 
 
 def probe(
@@ -203,7 +198,7 @@ def probe(
     segment_separator: str | None,
     state: TrainerState | None = None,
 ) -> list[tuple[str, Score]]:
-    """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
+    """Score a gold and a junk answer; the gold is the first row's `answer`, or its `answer_column`.
 
     Raises UserError for a function that needs a column which is not there, raises, crashes,
     runs over its time limit, or returns what is no score.
@@ -227,25 +222,29 @@ def probe(
 def own_answer_notes(
     queries: Sequence[Query], functions: Sequence[RewardFunction], tokenizer: Any, *, segment_separator: str | None
 ) -> list[str]:
-    """Sentences on rows whose own answer a built-in function gives less than 1: no response can get it there.
+    """Describe the rows whose own answer a built-in function gives less than 1: no response can get 1 there.
 
     Raises UserError where these are all rows. Of many rows it tries MAX_TRIED, evenly drawn.
     """
     tried, notes = queries[:: -(-len(queries) // MAX_TRIED) or 1], list[str]()
     drawn = f", evenly drawn from {len(queries):,}" * (len(tried) < len(queries))
     for function in functions:
-        pairs = [(query, own_response(function.call, query.columns, function.options)) for query in tried]
-        texts = [(query, _behind_thoughts(text, query, function)) for query, text in pairs if text is not None]
-        groups = [Group(samples=(_sample(query, text, tokenizer, segment_separator),)) for query, text in texts]
-        scored = score(groups, [function], max_masked_fraction=1.0).samples if groups else ()
-        parts = [sample.score.parts[function.name] for sample in scored if sample.score is not None]
-        less = [(sample, part) for sample, part in zip(scored, parts, strict=True) if part is not None and part < 1]
+        groups = []
+        for query in tried:
+            if (text := own_response(function.call, query.columns, function.options)) is not None:
+                sample = _sample(query, _behind_thoughts(text, query, function), tokenizer, segment_separator)
+                groups.append(Group(samples=(sample,)))
+        scored = score(groups, [function], max_masked_fraction=1.0).samples
+        parts = [(sample, sample.score.parts[function.name]) for sample in scored if sample.score is not None]
+        applying = [(sample, part) for sample, part in parts if part is not None]
+        less = [(sample, part) for sample, part in applying if part < 1]
         if not less:
             continue
-        (sample, part), num_rows = less[0], sum(part is not None for part in parts)
-        what = f"no response can get 1 on {len(less):,} of {num_rows:,} rows{drawn}, such as {sample.query.id}"
-        what += f": {function.name} gives its own answer {part:g}: {sample.text[:100]!r}"
-        if len(less) == num_rows and "answer_column" in function.only_options:
+        sample, part = less[0]
+        what = f"no response can get 1 on {len(less):,} of {len(applying):,} rows{drawn}, "
+        what += f"such as {sample.query.id}: {function.name} gives its own answer {part:g}: "
+        what += repr(sample.text[:100])
+        if len(less) == len(applying) and "answer_column" in function.only_options:
             fix = "name the column with the right answers: options: {answer_column: …}, or take another function"
             raise UserError(what, where=f"reward function {function.name}", fix=fix)
         notes.append(what)
@@ -253,14 +252,14 @@ def own_answer_notes(
 
 
 def _behind_thoughts(text: str, query: Query, function: RewardFunction) -> str:
-    """The text, behind the tag that ends the thoughts where the prompt opens them."""
+    """Put the tag that ends the thoughts before the text where the prompt opens them."""
     thinking = function.options.get("thinking", THINKING) if "thinking" in function.only_options else None
     is_begun = thinking and any(opens_thoughts(prompt, thinking) for prompt in (query.prompt, query.text))
     return f"{thinking[1]}{text}" if thinking and is_begun else text
 
 
 def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> Sample:
-    """As if it had been sampled, each segment's tokens by itself, and an end token in the last."""
+    """Build a sample of the text: each segment's tokens by itself, and an end token in the last."""
     segments = [text] if separator is None else split_segments(text, separator)
     ids = [list(tokenizer(segment, add_special_tokens=False).input_ids) for segment in segments]
     ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none

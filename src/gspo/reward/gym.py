@@ -130,12 +130,12 @@ def _one_number(answer: str) -> str:
 
 
 def _is_close(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
-    """Theirs pays for every digit that agrees, which is all of them for 0 and any 0.…."""
+    """Compare numbers: reasoning-gym pays for each equal digit, so 0.x would get full marks against 0."""
     return abs(float(Fraction(answer.replace(",", ""))) - float(Fraction(right))) <= 1e-4
 
 
 def _is_of_its_numbers(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
-    """Theirs takes any four numbers, and 24.9 for 24."""
+    """Require the task's own numbers and 24 itself: reasoning-gym takes any four numbers, and 24.9 for 24."""
     numbers = sorted(int(number) for number in re.findall(r"\d+", answer))
     return numbers == sorted(entry["metadata"]["numbers"]) and "." not in answer and parse_expression(answer) == 24
 

@@ -9,36 +9,33 @@ PART = "overlong_penalty"  # its name among a score's parts
 
 
 def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
-    """The scores with the penalty in them, where rollout.overlong asks for it; what has no reward has none either."""
+    """Take the penalty off each reward there is, where rollout.overlong asks for it."""
     if sampling.overlong != "penalty":
         return batch
-    limit, margin = sampling.max_new_tokens, sampling.overlong_margin
-    scored = [(sample, sample.score) for sample in batch.samples if sample.score is not None]
-    changed = [
-        (sample, _penalised(score, overlong_penalty(sample.num_tokens, limit, margin))) for sample, score in scored
-    ]
-    return batch.with_changed({sample: replace(sample, score=score) for sample, score in changed})
+    changed, limit = {}, sampling.max_new_tokens
+    for sample in batch.samples:
+        if (score := sample.score) is not None:
+            penalty = None
+            if score.reward is not None:
+                penalty = overlong_penalty(sample.num_tokens, limit, sampling.overlong_margin)
+                score = replace(_with_added(score, penalty), penalty=penalty)
+            changed[sample] = replace(sample, score=replace(score, parts={**score.parts, PART: penalty}))
+    return batch.with_changed(changed)
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
-    """0 up to (1 - margin) · max_tokens, from there in a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
+    """Return 0 up to (1 - margin) · max_tokens, then a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
     start = (1 - margin) * max_tokens
     return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
 
 
-def _penalised(score: Score, penalty: float) -> Score:
-    if score.reward is None:
-        return replace(score, parts={**score.parts, PART: None})
-    return replace(with_added(score, penalty), penalty=penalty, parts={**score.parts, PART: penalty})
-
-
 def without_penalty(score: Score) -> Score:
-    """As the reward functions have it."""
-    return replace(with_added(score, -score.penalty), penalty=0.0) if score.penalty else score
+    """Return the score that the reward functions gave."""
+    return replace(_with_added(score, -score.penalty), penalty=0.0) if score.penalty else score
 
 
-def with_added(score: Score, amount: float) -> Score:
-    """With an amount more of reward, which the last token earns."""
+def _with_added(score: Score, amount: float) -> Score:
+    """Add the amount to the reward, and to what the last token earns."""
     assert score.reward is not None
     by_token = None if score.token_rewards is None else score.token_rewards.clone()
     if by_token is not None:

@@ -1,6 +1,7 @@
 """Calls in worker processes: for functions named in the recipe, which a process can import for itself."""
 
 import asyncio
+import json
 import os
 import pickle
 import signal
@@ -12,7 +13,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 
 import gspo
 from gspo.errors import UserError
-from gspo.reward.calls import LONGEST_WAIT_SECONDS, Call
+from gspo.reward.calls import RewardFunction
 from gspo.reward.limits import MARK, end_tree
-from gspo.reward.reply import Reply, timed_out
-from gspo.reward.worker import HEADER, Request, framed
+from gspo.reward.reply import Arguments, Reply, timed_out
+from gspo.reward.worker import HEADER, Request
 
 START_SECONDS = 120.0
 MAX_PROCESSES = 8
@@ -38,13 +38,11 @@ LOADER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 ANSWERS_FAULT = {-number for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)}
 
 _PROGRAM = """
-import pickle, socket, sys
-link = socket.socket(fileno=int(sys.argv[1]))
-size = int.from_bytes(link.recv(8, socket.MSG_WAITALL), "big")
-setup = pickle.loads(link.recv(size, socket.MSG_WAITALL))
-sys.path[:] = [setup["home"], *sys.path, *setup["path"]]
+import json, sys
+setup = json.loads(sys.argv[1])
+sys.path[:] = [setup.pop("home"), *sys.path, *setup["path"]]
 from gspo.reward.worker import main
-main(link, setup, sys.argv[2])
+main(**setup)
 """
 
 MESSAGE = TypeAdapter(tuple[int, Reply])  # the number of the request, and what came of its call
@@ -71,15 +69,14 @@ class Processes:
         self._places = asyncio.Semaphore(concurrent_calls or most)
         self._alone = asyncio.Semaphore(1)  # for a call that is made by itself, since one beside it ended the process
         self._where = f"reward function {function}"
-        path = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # noqa: PTH100
         self._setup: dict[str, Any] = {
             "name": function,
             "is_async": is_async,
             "is_verifier": is_verifier,
             "home": str(Path(gspo.__file__).parents[1]),
-            "path": path,
+            "path": [os.path.abspath(path) for path in sys.path if isinstance(path, str)],  # noqa: PTH100
         }
-        self._directory, self._output = Path("/") if is_verifier else Path.cwd(), output
+        self._output = output
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
         self._worker()  # it imports its function while other things are done
@@ -88,31 +85,31 @@ class Processes:
         """Kill all processes."""
         _end_all(self._workers)
 
-    async def make(self, call: Call) -> tuple[Reply, float]:
+    async def make(self, function: RewardFunction, arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make the call in a free process; UserError where the processes cannot start."""
+        request = (size, self._pickled(arguments), function.time_limit_seconds)
         async with self._places:
-            reply, seconds = await self._make(call, self._pickled(call), self._is_async)
+            reply, seconds = await self._make(request, self._is_async)
         if reply is not None:
             return reply, seconds
         async with self._alone:  # one of several has ended the process or held it up, and nothing says which
-            reply, seconds_alone = await self._make(call, self._pickled(call), False)
+            reply, seconds_alone = await self._make(request, False)
         assert reply is not None
         return reply, seconds + seconds_alone
 
-    async def _make(self, call: Call, arguments: bytes, is_shared: bool) -> tuple[Reply | None, float]:
-        """None where the process has ended with calls of others in it."""
-        size, limit = len(call.samples), call.function.time_limit_seconds
+    async def _make(self, request: Request, is_shared: bool) -> tuple[Reply | None, float]:
+        """Make the call; None in place of a reply where the process has ended with calls of others in it."""
+        size, _, limit = request
         # A verifier's responses have each a limit of CPU time; several that reach it must not mask their group.
         seconds = limit * size if self._is_verifier else limit + CANCEL_SECONDS * self._is_async
-        worker = self._worker(is_shared=is_shared)
+        worker = self._worker(is_shared)
         worker.num_calls, worker.takes_others = worker.num_calls + 1, is_shared
         worker.is_shared = worker.num_calls > 1
-        reply, started = None, time.monotonic()
         try:
             await worker.wait_until_ready(self._where)
             started = time.monotonic()
-            reply = await worker.ask((size, arguments, limit), seconds)
-            is_late = reply is None and time.monotonic() - started >= seconds
+            reply = await worker.ask(request, seconds)
+            is_late = time.monotonic() - started >= seconds
             status = 0 if reply is not None else await asyncio.to_thread(worker.end)
         except asyncio.CancelledError:
             if worker.num_calls == 1:  # others' calls go on
@@ -120,25 +117,25 @@ class Processes:
             raise
         finally:
             worker.num_calls -= 1
-        seconds = time.monotonic() - started
-        if reply is not None or worker.is_shared:
-            return reply, seconds
-        if is_late:
-            return timed_out(limit), seconds
-        if self._is_verifier and status in ANSWERS_FAULT and size == 1:
-            return Reply(values=[0.0]), seconds
-        return Reply(kind="crashed", what=worker.garbled or how_it_ended(status)), seconds
+        if reply is None and not worker.is_shared:
+            if is_late:
+                reply = timed_out(limit)
+            elif self._is_verifier and status in ANSWERS_FAULT and size == 1:
+                reply = Reply(values=[0.0])
+            else:
+                reply = Reply(kind="crashed", what=worker.garbled or how_it_ended(status))
+        return reply, time.monotonic() - started
 
-    def _pickled(self, call: Call) -> bytes:
+    def _pickled(self, arguments: Arguments) -> bytes:
         try:
-            return pickle.dumps(call.arguments)
+            return pickle.dumps(arguments)
         except Exception as error:
             what = f"its arguments cannot be handed to another process: {type(error).__name__}: {error}"
             fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
             raise UserError(what, where=self._where, fix=fix) from None
 
-    def _worker(self, *, is_shared: bool = False) -> "_Worker":
-        """One that is free or, where calls share it, whichever there is; a new one else."""
+    def _worker(self, is_shared: bool = False) -> "_Worker":
+        """Return a free process, or one that shared calls are in, or a new one."""
         for worker in [*self._workers]:
             if not worker.is_alive():
                 worker.end()
@@ -146,7 +143,7 @@ class Processes:
             elif not worker.num_calls or (is_shared and worker.takes_others):
                 return worker
         try:
-            self._workers.append(_Worker(self._setup, self._directory, self._output))
+            self._workers.append(_Worker(self._setup, self._output))
         except OSError as error:
             raise UserError(f"its process cannot be started: {error}", where=self._where) from None
         return self._workers[-1]
@@ -160,38 +157,35 @@ def _end_all(workers: list["_Worker"]) -> None:
 class _Worker:
     """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
 
-    def __init__(self, setup: Mapping[str, Any], directory: Path, output: int) -> None:
+    def __init__(self, setup: Mapping[str, Any], output: int) -> None:
         self.num_calls = 0
-        self.takes_others = self.is_shared = (
-            False  # whether several calls may be, and have been, in it at the same time
-        )
+        self.takes_others = self.is_shared = False  # whether calls may be, and have been, in it together
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
         self._link, worker_link = socket.socketpair()
-        self._sending = asyncio.Lock()
         self._replies: dict[int, tuple[int, asyncio.Future[Reply | None]]] = {}  # that are due: how many values
         self._given_up: set[int] = set()  # whose replies nobody waits for any more
+        self._writer: asyncio.StreamWriter
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Task[Reply | None] | None = None
-        names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
+        is_verifier, descriptor = setup["is_verifier"], worker_link.fileno()
+        names = LOADER_VARIABLES if is_verifier else tuple(os.environ)
+        setup = {**setup, "descriptor": descriptor, "mark": self._mark}
         with worker_link:
             self._process = subprocess.Popen(
                 # -P: a file in the working directory that bears a standard module's name must not stand in for it.
-                [sys.executable, "-P", "-c", _PROGRAM, str(worker_link.fileno()), self._mark],
-                pass_fds=[worker_link.fileno()],
+                [sys.executable, "-P", "-c", _PROGRAM, json.dumps(setup)],
+                pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=output,  # what a function prints is seen, and passes for nothing else
                 stderr=output,
-                cwd=directory,
+                cwd="/" if is_verifier else None,
                 env={**{name: os.environ[name] for name in names if name in os.environ}, MARK: self._mark},
                 start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
             )
-        with suppress(OSError):  # it has ended already, which shows when it is asked
-            self._link.sendall(framed(pickle.dumps(setup)))
-        self._link.setblocking(False)
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended; one that has is not waited for."""
+        """Tell whether the process still runs, without waiting for one that has ended."""
         try:
             return self._process.returncode is None and psutil.Process(self._process.pid).status() != "zombie"
         except psutil.NoSuchProcess:
@@ -200,7 +194,7 @@ class _Worker:
     async def wait_until_ready(self, where: str) -> None:
         """Wait until the process has imported its function; UserError where it cannot."""
         if self._ready is None:
-            self._ready = asyncio.create_task(self.ask((0, b"", 0.0), START_SECONDS))
+            self._ready = asyncio.create_task(self._connect())
         started = time.monotonic()
         reply = await asyncio.shield(self._ready)
         if reply is None:
@@ -211,72 +205,59 @@ class _Worker:
         if refusal := reply.user_error:
             raise UserError(refusal[0], where=where, fix=refusal[2])
 
+    async def _connect(self) -> Reply | None:
+        reader, self._writer = await asyncio.open_connection(sock=self._link)
+        self._reading = asyncio.create_task(self._read(reader))
+        return await self.ask((0, b"", 0.0), START_SECONDS)
+
     async def ask(self, request: Request, seconds: float) -> Reply | None:
-        """The reply; None where the process ends before, or the time is over."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
+        """Return the reply; None where the process ends before, or the time is over."""
+        if self._reading is None or self._reading.done():
+            return None
         number, due = next(self._numbers), asyncio.get_running_loop().create_future()
         self._replies[number] = (request[0], due)
+        self._writer.write(pickle.dumps((number, *request, seconds)))
         try:
-            message = framed(pickle.dumps((number, *request, seconds)))
-            async with asyncio.timeout(min(seconds, LONGEST_WAIT_SECONDS)):
-                await self._send(message)
+            async with asyncio.timeout(seconds):
                 return await due
-        except (TimeoutError, OSError):
+        except TimeoutError:
             return None
         except asyncio.CancelledError:
             self._given_up.add(number)
             raise
         finally:
-            self._replies.pop(number, None)
+            del self._replies[number]
 
-    async def _send(self, message: bytes) -> None:
-        async with self._sending:  # messages must not mix
-            try:
-                await asyncio.get_running_loop().sock_sendall(self._link, message)
-            except BaseException:  # nothing can follow half a message
-                self.end()
-                raise
-
-    async def _read(self) -> None:
-        """Hand over replies until the process ends, or says what is none."""
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Deliver replies until the process ends, or sends what is no reply."""
+        message = b""
         try:
             while True:
-                header = await self._receive(HEADER.size)
-                (size,) = HEADER.unpack(header)
-                message = header if size > MAX_REPLY_BYTES else await self._receive(size)
-                try:
-                    number, reply = MESSAGE.validate_json(message, strict=True)
-                    if number in self._given_up:
-                        self._given_up.discard(number)
-                        continue
-                    num_values, due = self._replies[number]
-                    if not (reply.kind or reply.user_error or len(reply.values) == num_values):
-                        raise ValueError("another number of values")
-                except (ValueError, KeyError):  # the function may have written it
-                    self.garbled = f"its process says what is no message: {message[:80]!r}"
-                    return
+                message = await reader.readexactly(HEADER.size)
+                (size,) = HEADER.unpack(message)
+                if size <= MAX_REPLY_BYTES:
+                    message = await reader.readexactly(size)
+                number, reply = MESSAGE.validate_json(message, strict=True)
+                if number in self._given_up:
+                    self._given_up.discard(number)
+                    continue
+                num_values, due = self._replies[number]
+                if not (reply.kind or reply.user_error or len(reply.values) == num_values):
+                    raise ValueError("another number of values")
                 if not due.done():
                     due.set_result(reply)
+        except (ValueError, KeyError):  # the function may have written it
+            self.garbled = f"its process says what is no message: {message[:80]!r}"
         except (EOFError, OSError):
-            return
+            pass  # it has ended
         finally:
-            self._link.close()
+            self._writer.close()
             for _, due in self._replies.values():
                 if not due.done():
                     due.set_result(None)
 
-    async def _receive(self, size: int) -> bytes:
-        parts = []
-        while size:
-            parts.append(await asyncio.get_running_loop().sock_recv(self._link, min(size, 2**20)))
-            if not parts[-1]:
-                raise EOFError
-            size -= len(parts[-1])
-        return b"".join(parts)
-
     def end(self) -> int:
-        """Kill the process with all that it has started; its exit status, as subprocess has it."""
+        """Kill the process with all that it has started; return its exit status, as subprocess has it."""
         with self._ending:
             if self._process.returncode is None:
                 end_tree(self._process.pid, self._mark)
@@ -286,7 +267,7 @@ class _Worker:
 
 
 def how_it_ended(status: int) -> str:
-    """A process's end in words, from its exit status."""
+    """Describe a process's end by its exit status."""
     if status >= 0:
         return f"its process ended with exit status {status}"
     name = {int(number): f" ({number.name})" for number in signal.Signals}.get(-status, "")

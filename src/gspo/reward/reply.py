@@ -1,4 +1,4 @@
-"""What came of one call of a reward function, as plain data that passes between processes."""
+"""The result of one call of a reward function, as plain data that passes between processes."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -40,12 +40,12 @@ class Reply:
 
 
 def timed_out(seconds: float) -> Reply:
-    """The reply in place of one that does not come in time."""
+    """Make the reply for a call that takes too long."""
     return Reply(kind="timed_out", what=f"it ran over its time limit of {seconds:g} s")
 
 
 def reply_of(function: Callable[..., Any], arguments: Callable[[], Arguments], size: int) -> Reply:
-    """Call the function for `size` completions; whatever it raises, or `arguments` do, is in the reply."""
+    """Call the function for `size` completions; the reply has the error that it or `arguments` raises."""
     log = Log(size)
     try:
         given = arguments()
@@ -55,7 +55,7 @@ def reply_of(function: Callable[..., Any], arguments: Callable[[], Arguments], s
 
 
 async def reply_of_coroutine(function: Callable[..., Any], arguments: Callable[[], Arguments], size: int) -> Reply:
-    """The same of an async function; a cancelled call raises CancelledError like any other error."""
+    """Call an async function as `reply_of` does; a cancelled call raises CancelledError like other errors."""
     log = Log(size)
     try:
         given = arguments()
@@ -66,7 +66,7 @@ async def reply_of_coroutine(function: Callable[..., Any], arguments: Callable[[
 
 
 def _call(function: Callable[..., Any], arguments: Arguments, log: Log) -> Any:
-    """What it returns, or a list of that; the functions that log are not passed between processes, and put in here."""
+    """Call the function, once or for each completion; the functions that log are its own process's."""
     if not isinstance(arguments, Mapping):
         return [function(**keywords) for keywords in arguments]
     loggers = {"log_metric": log.metric, "log_extra": log.extra}
@@ -74,7 +74,7 @@ def _call(function: Callable[..., Any], arguments: Arguments, log: Log) -> Any:
 
 
 def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
-    """The reply of a function that returns these values for `size` completions."""
+    """Turn the values that a function returns for `size` completions into a reply."""
     values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(arguments, Mapping):
         values = log.scores(values)

@@ -15,9 +15,8 @@ from gspo.errors import FailureKind, UserError
 from gspo.loop import all_of
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
-from gspo.reward.calls import Call, RewardFunction
+from gspo.reward.calls import RewardFunction
 from gspo.reward.log import Cell, TrainerState
-from gspo.reward.reply import Reply
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
@@ -46,13 +45,17 @@ class Scoring:
         """`warn` gets a name and a sentence."""
         self._functions, self._state, self._strict, self._warn = functions, state, strict, warn
         self._num_samples, self._max_masked_fraction = num_samples + len(before), max_masked_fraction
-        errors = [_masked_error(sample) for sample in before if sample.score and sample.score.failure]
-        self._num_masked, self._first_masked = len(errors), next(iter(errors), None)
+        self._num_masked = 0
+        self._first_masked: UserError | None = None
+        for sample in before:
+            if sample.score and (failure := sample.score.failure):
+                where, fix = f"row {sample.query.id}", _fix(failure.kind, failure.message, "response")
+                self._note_masked(UserError(failure.message, where=where, fix=fix))
         self.num_replies = 0  # so far
         self._check_masked()
 
     async def score(self, group: Group) -> Batch:
-        """The group with what the functions say of every sample; each is called once, all at the same time.
+        """Call each function once, all at the same time; return the group with the scores of its samples.
 
         A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed;
         a part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
@@ -66,52 +69,44 @@ class Scoring:
         return Batch(groups=(Group(samples=samples),), reward_seconds=dict(found.seconds), logged=logged)
 
     async def _ask(self, function: RewardFunction, samples: Sequence[Sample], found: "_Found") -> None:
-        """Make a call, and note what came of it."""
+        """Call the function for the samples and note its reply."""
+        name, row = f"reward function {function.name}", f"row {samples[0].query.id}"
         arguments = arguments_of(samples[0].query, samples, function, self._state)
-        call = Call(function=function, samples=samples, arguments=arguments)
-        reply, seconds = await function.host.make(call)
+        reply, seconds = await function.host.make(function, arguments, len(samples))
         self.num_replies += 1
         found.seconds[function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
-            where = f"{where or f'reward function {function.name}'}, row {samples[0].query.id}"
-            raise UserError(what, where=where, fix=fix)
+            raise UserError(what, where=f"{where or name}, {row}", fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
         if reply.kind not in (None, "timed_out") and len(samples) > 1 and not self._strict:
             await all_of([self._ask(function, (sample,), found) for sample in samples])
             return
-        self._note_logged(call, reply, found)
-        values = reply.values if reply.kind is None else [reply.what] * len(samples)
-        for sample, value in zip(samples, values, strict=True):
+        if reply.refused and self._strict:
+            raise UserError(reply.refused, where=name, fix="docs/guides/rewards.md says what it takes")
+        if reply.refused:
+            what = f"{name}: some of what it logs is left out: {reply.refused}"
+            self._warn(f"log of {function.name}", what)
+        found.logged.append({f"{function.name}/{metric}": pair for metric, pair in reply.metrics.items()})
+        for place, sample in enumerate(samples):
+            for column, cells in reply.columns.items():
+                found.extra[sample][f"{function.name}/{column}"] = cells[place]
+            value = reply.what if reply.kind else reply.values[place]
             part: Part | str = to_token_rewards(value, function.per, sample)
             if isinstance(part, str):
-                part = self._failure(function, sample, reply.kind or "invalid", part, found)
+                failure = Failure(kind=reply.kind or "invalid", message=f"{name}: {part}")
+                if function.weight != 0 or self._strict:
+                    fix = _fix(failure.kind, part, function.per)
+                    if sample not in found.masked:
+                        self._note_masked(UserError(part, where=f"{name}, {row}", fix=fix))
+                    found.masked.add(sample)
+                part = failure
             found.parts[sample, function.name] = part
         self._check_masked()
 
-    def _failure(
-        self, function: RewardFunction, sample: Sample, kind: FailureKind, what: str, found: "_Found"
-    ) -> Failure:
-        name = f"reward function {function.name}"
-        if function.weight != 0 or self._strict:
-            where, fix = f"{name}, row {sample.query.id}", _fix(kind, what, function.per)
-            self._first_masked = self._first_masked or UserError(what, where=where, fix=fix)
-            self._num_masked += sample not in found.masked
-            found.masked.add(sample)
-        return Failure(kind=kind, message=f"{name}: {what}")
-
-    def _note_logged(self, call: Call, reply: Reply, found: "_Found") -> None:
-        name = call.function.name
-        found.logged.append({f"{name}/{metric}": pair for metric, pair in reply.metrics.items()})
-        for column, cells in reply.columns.items():
-            for sample, cell in zip(call.samples, cells, strict=True):
-                found.extra.setdefault(sample, {})[f"{name}/{column}"] = cell
-        if reply.refused and self._strict:
-            fix = "docs/guides/rewards.md says what it takes"
-            raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
-        if reply.refused:
-            what = f"reward function {name}: some of what it logs is left out: {reply.refused}"
-            self._warn(f"log of {name}", what)
+    def _note_masked(self, error: UserError) -> None:
+        self._first_masked = self._first_masked or error
+        self._num_masked += 1
 
     def _check_masked(self) -> None:
         masked, total, first = self._num_masked, self._num_samples, self._first_masked
@@ -124,24 +119,32 @@ class Scoring:
             raise UserError(what, where=first.where, fix=fix)
 
     def _score(self, sample: Sample, found: "_Found") -> Score:
-        """The sample's score, once everything is in."""
-        pairs = [(function, found.parts[sample, function.name]) for function in self._functions]
-        parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
-        failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
-        weighed = [(function, part) for function, part in pairs if function.weight != 0]  # 0: measured only
-        weights, finer = {f.name: f.weight for f, _ in weighed}, {f.per for f, _ in weighed} - {"response"}
-        failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
-        applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
-        has_reward, extra = failure is None and applying, dict(sorted(found.extra.get(sample, {}).items()))
-        reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
+        """Return the sample's score, once everything is in."""
+        said = {function.name: found.parts[sample, function.name] for function in self._functions}
+        numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
+        totals = dict[str, float]()
+        for name, part in numbers.items():
+            totals[name] = fsum(part.tolist()) if isinstance(part, Tensor) else part
+        weighed = [function for function in self._functions if function.weight != 0]  # 0: measured only
+        failures = {name: part for name, part in said.items() if isinstance(part, Failure)}
+        failed = [failures[function.name] for function in weighed if function.name in failures]
+        applying = [(function.name, function.weight) for function in weighed if function.name in numbers]
+        has_reward = applying and not failed
         sample_score = Score(
-            reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra
+            reward=sum(weight * totals[name] for name, weight in applying) if has_reward else None,
+            parts={name: totals.get(name) for name in said},
+            failure=failed[0] if failed else None,
+            failures=failures,
+            weights={function.name: function.weight for function in weighed},
+            extra=dict(sorted(found.extra[sample].items())),
         )
+        finer = {function.per for function in weighed} - {"response"}
         if not (has_reward and finer):
             return sample_score
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
-        for weight, part in applying:
+        for name, weight in applying:
+            part = numbers[name]
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
@@ -150,12 +153,12 @@ class Scoring:
 
 @dataclass(kw_only=True, eq=False)
 class _Found:
-    """What the calls for a group have said so far."""
+    """The results of the calls for a group so far."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
     logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
     parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
-    extra: dict[Sample, dict[str, Cell]] = field(default_factory=dict)  # by function and column
+    extra: dict[Sample, dict[str, Cell]] = field(default_factory=lambda: defaultdict(dict))  # by column
     masked: set[Sample] = field(default_factory=set)
 
 
@@ -165,7 +168,7 @@ def score(
     state: TrainerState | None = None,
     **options: Any,
 ) -> Batch:
-    """The groups with scores, in one batch; options are those of `score_each`."""
+    """Return the groups with scores, in one batch; options are those of `score_each`."""
     return together(score_each(groups, functions, state, **options), functions)
 
 
@@ -177,7 +180,7 @@ def score_each(
     show_progress: ShowProgress = lambda *_: None,
     **options: Any,
 ) -> list[Batch]:
-    """A batch for each group, in their order, with what the functions say; further options are those of Scoring."""
+    """Return a batch with scores for each group, in their order; further options are those of Scoring."""
     num_calls = len(groups) * len(functions)
     scoring = Scoring(functions, state, num_samples=sum(len(group.samples) for group in groups), **options)
 
@@ -189,17 +192,16 @@ def score_each(
 
 
 def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
-    """One batch of them all, in their order."""
-    names = dict.fromkeys(
-        [*(function.name for function in functions), *(name for batch in batches for name in batch.reward_seconds)]
-    )
+    """Join batches into one, in their order."""
+    timed = [name for batch in batches for name in batch.reward_seconds]
+    names = dict.fromkeys([*(function.name for function in functions), *timed])
     seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
     groups = tuple(group for batch in batches for group in batch.groups)
     return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
-    """Sums and counts by name, over rounds or calls; in whatever order they come, the last digit is the same."""
+    """Add up sums and counts by name, over rounds or calls; their order does not change the last digit."""
     totals, counts = defaultdict[str, list[float]](list), Counter[str]()
     for name, (total, number) in (pair for by_name in logged for pair in by_name.items()):
         totals[name].append(total)
@@ -230,19 +232,6 @@ def to_token_rewards(
         return numbers
     last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
     return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
-
-
-def _masked_error(sample: Sample) -> UserError:
-    """Why a sample that was scored before has no reward."""
-    assert sample.score is not None and sample.score.failure is not None
-    failure = sample.score.failure
-    fix = _fix(failure.kind, failure.message, "response")
-    return UserError(failure.message, where=f"row {sample.query.id}", fix=fix)
-
-
-def _total(part: float | Tensor) -> float:
-    """The sum of a part over the response's tokens."""
-    return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
 def _fix(kind: FailureKind, what: str, per: Per) -> str | None:

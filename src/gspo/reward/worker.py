@@ -10,8 +10,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -27,44 +27,41 @@ LONGEST_TIMER_SECONDS = 1e9
 
 Function = Callable[..., Any]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
-HEADER = struct.Struct(">Q")  # the size of a message
+HEADER = struct.Struct(">Q")  # the size of a reply
 
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
-def framed(message: bytes) -> bytes:
-    """As it travels between the processes: its size first."""
-    return HEADER.pack(len(message)) + message
-
-
-def main(link: socket.socket, setup: Mapping[str, Any], mark: str) -> None:
+def main(*, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, path: list[str]) -> None:
     """Import the function, say so, and make calls until the trainer is gone."""
+    link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
     os.register_at_fork(after_in_child=link.close)  # the trainer must see this process end, whoever survives it
-    sys.path[:] = setup["path"]
+    sys.path[:] = path
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     received: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(link, received.put, mark), daemon=True).start()
-    if setup["is_verifier"]:
+    if is_verifier:
         for limit, value in ((resource.RLIMIT_AS, MAX_VERIFIER_BYTES), (resource.RLIMIT_CORE, 0)):
             with suppress(ValueError, OSError):  # macOS refuses the first
                 resource.setrlimit(limit, (value, value))
     ready = Reply()
     try:
-        function = find_function(setup["name"])
-        _prepare(setup["name"])
+        function = find_function(name)
+        _prepare(name)
     except UserError as error:
         ready = Reply(user_error=(error.what, None, error.fix))
     except Exception as error:
         ready = Reply(user_error=(f"preparing it raises {type(error).__name__}: {error}", None, None))
     number, *_ = received.get()  # the question whether it is ready
     _send(link, number, ready)
-    if setup["is_async"]:
+    if is_async:
         asyncio.run(_serve(link, function, received))
     while True:
         number, size, arguments, _, seconds = received.get()
-        with _overtime(seconds):  # in the main thread, where alarms work
-            reply = reply_of(function, partial(pickle.loads, arguments), size)
+        _end_self_after(seconds)
+        reply = reply_of(function, partial(pickle.loads, arguments), size)  # here, where alarms work
+        faulthandler.cancel_dump_traceback_later()
         _send(link, number, reply)
 
 
@@ -83,30 +80,21 @@ async def _serve(link: socket.socket, function: Function, received: SimpleQueue[
     tasks: set[asyncio.Task[None]] = set()
     while True:
         number, size, arguments, limit, seconds = await asyncio.to_thread(received.get)
-        faulthandler.cancel_dump_traceback_later()
-        faulthandler.dump_traceback_later(_overtime_seconds(seconds), exit=True, file=_nowhere)
+        _end_self_after(seconds)
         task = asyncio.create_task(make(number, size, arguments, limit))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         task.add_done_callback(lambda _: None if tasks else faulthandler.cancel_dump_traceback_later())
 
 
-def _overtime_seconds(seconds: float) -> float:
-    return min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
-
-
-@contextmanager
-def _overtime(seconds: float) -> Iterator[None]:
-    """End the process after the time; outside Python, for a call that holds the interpreter for ever cannot stop it."""
-    faulthandler.dump_traceback_later(_overtime_seconds(seconds), exit=True, file=_nowhere)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+def _end_self_after(seconds: float) -> None:
+    """Let a timer outside Python end this process, which a call that holds the interpreter cannot stop."""
+    limit = min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
+    faulthandler.dump_traceback_later(limit, exit=True, file=_nowhere)
 
 
 def _prepare(name: str) -> None:
-    """Import what the first answer would have to wait for."""
+    """Import what would delay the first answer."""
     if name == "math":
         assert math(["q"], [r"\boxed{(x - 1)(x + 1)}"], answer=["x^2 - 1"], seconds_per_answer=60.0) == [1.0]
     elif name == "reasoning_gym":
@@ -118,26 +106,16 @@ def _prepare(name: str) -> None:
 
 
 def _read(link: socket.socket, deliver: Callable[[Any], Any], mark: str) -> None:
-    try:
-        with suppress(EOFError, OSError):
+    try:  # no makefile: with one, a fork could not close the link
+        with os.fdopen(link.fileno(), "rb", closefd=False) as requests:
             while True:
-                (size,) = HEADER.unpack(_receive(link, HEADER.size))
-                deliver(pickle.loads(_receive(link, size)))
+                deliver(pickle.load(requests))
     finally:
         end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
 
-def _receive(link: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        parts.append(link.recv(min(size, 2**20)))
-        if not parts[-1]:
-            raise EOFError
-        size -= len(parts[-1])
-    return b"".join(parts)
-
-
 def _send(link: socket.socket, number: int, reply: Reply) -> None:
-    message = json.dumps([number, vars(reply)], ensure_ascii=False)
+    text = json.dumps([number, vars(reply)], ensure_ascii=False)
+    message = text.encode(errors="replace")  # a half of a surrogate pair has no bytes
     with suppress(OSError):  # the reading thread sees that the trainer is gone
-        link.sendall(framed(message.encode(errors="replace")))  # a half of a surrogate pair has no bytes
+        link.sendall(HEADER.pack(len(message)) + message)
