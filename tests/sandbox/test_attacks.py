@@ -333,7 +333,8 @@ def test_memory_that_is_in_no_process(sandbox: Sandbox, source: str) -> None:
 
 def test_no_memory_is_of_huge_pages(sandbox: Sandbox) -> None:
     """Of one that is given back in part the kernel may keep all, which then no process is charged for."""
-    source = "at = libc.mmap(0, 2**23, 3, 0x22, 2**64 - 1, 0)\nlibc.madvise(ctypes.c_void_p(at), 2**23, 14)\n"
+    source = "for flag in (0, 2): libc.prctl(41, flag and 1, flag, 0, 0)\n"
+    source += "at = libc.mmap(0, 2**23, 3, 0x22, 2**64 - 1, 0)\nlibc.madvise(ctypes.c_void_p(at), 2**23, 14)\n"
     source += "ctypes.memset(at, 1, 2**23)\nlibc.madvise(ctypes.c_void_p(at), 2**23, 25)\n"
     show = "print(*[line.split()[1] for line in open('/proc/self/smaps_rollup') if line.startswith('AnonHugePages')])"
     assert sandbox.run(f"{MAPPING}{source}{show}", limits=SMALL).output == b"0\n"
@@ -417,6 +418,35 @@ os.unlink("/tmp/" + name)
         assert sandbox.run(source, limits=SMALL).ending == "finished"
         ran = sandbox.run(f"import os\n{search}print(search_memory(os.getpid()))", limits=SMALL)
         assert ran.output == b"None\n", ran
+
+
+DEEP = """
+os.chdir("/tmp")
+for _ in range(4000):
+    os.mkdir("d" * 255)
+    os.chdir("d" * 255)
+file = os.open("f", os.O_CREAT | os.O_RDWR)
+os.write(file, bytes(4096))
+for _ in range(500): libc.mmap(0, 8192, 1, 2, file, 0), libc.mmap(0, 4096, 0, 0x22, 2**64 - 1, 0)
+"""
+OPENED = """
+kept = [open("/proc/self/maps", "rb", buffering=0) for _ in range(50)]
+for file in kept:
+    while b"d" * 1000 not in file.read(2**16): pass
+"""
+
+
+@pytest.mark.parametrize("hide", ["", "libc.prctl(4, 0, 0, 0, 0)\n"])
+@pytest.mark.parametrize("then", ["while True: pass", f"{OPENED}time.sleep(100)"])
+def test_long_paths_in_proc(sandbox: Sandbox, hide: str, then: str) -> None:
+    """Such a path takes time to read for whoever measures, and memory in each open file that lists mappings."""
+    started = time.monotonic()
+    ran = sandbox.run(f"{MAPPING}{hide}{DEEP}{then}", limits=SMALL)
+    assert ran.ending in ("memory", "cpu_time") and ran.cpu_seconds < 3 and time.monotonic() - started < 15
+
+
+def test_locks_of_shared_files(sandbox: Sandbox) -> None:
+    refused(sandbox, "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_EX)", setup="import fcntl")
 
 
 @pytest.mark.parametrize("kind", ["rt_sigqueueinfo", "timer_create"])

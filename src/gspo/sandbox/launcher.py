@@ -1,12 +1,14 @@
-"""Become bubblewrap as an unprivileged user, from root: a program of its own, standard library only.
+"""Become bubblewrap, as an unprivileged user: a program of its own, standard library only.
 
-A sandbox that real root starts could write /proc/sys, and no limit of processes would bind it. What root
-alone can reach, such as an interpreter below /root, is shown to that user, in a mount namespace of its own.
+What its client passes on without knowing, such as blocked signals, is put back. A sandbox that real root
+starts could write /proc/sys, and no limit of processes would bind it. What root alone can reach, such as an
+interpreter below /root, is shown to that user, in a mount namespace of its own.
 """
 
 import ctypes
 import json
 import os
+import signal
 import stat
 import sys
 from contextlib import suppress
@@ -14,12 +16,26 @@ from pathlib import Path
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
+PR_SET_THP_DISABLE = 41
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Show the sources, drop the user, become the command."""
+    """Show the sources and drop root, where this process has it; become the command."""
     user, sources, command = json.loads(sys.argv[1])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # the kernel may keep, uncounted, what is given back of a huge page
+    if os.geteuid() == 0:
+        drop_root(user, sources)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        sys.exit(f"the user {os.geteuid()} cannot execute {command[0]}: {error.strerror}")
+
+
+def drop_root(user: int, sources: list[str]) -> None:
+    """Become the user, who can reach the sources."""
     with suppress(PermissionError):  # root of a container, who may not mount: then the user must reach them
         check(libc.unshare(NEW_MOUNTS))
         check(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
@@ -31,10 +47,6 @@ def main() -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    try:
-        os.execv(command[0], command)
-    except OSError as error:
-        sys.exit(f"the user {user}, whom root becomes for it, cannot execute {command[0]}: {error.strerror}")
 
 
 def show(source: Path, number: int) -> None:

@@ -18,7 +18,7 @@ from gspo.errors import UserError
 # does without the last two by itself) is not among them.
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close close_range
-stat fstat lstat newfstatat fstatat64 statx statfs fstatfs lseek access faccessat faccessat2 dup dup2 dup3 flock
+stat fstat lstat newfstatat fstatat64 statx statfs fstatfs lseek access faccessat faccessat2 dup dup2 dup3
 fsync fdatasync truncate ftruncate fallocate getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir
 mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat fchmodat2 mknod
 mknodat umask utime utimes utimensat futimesat copy_file_range fadvise64 getxattr lgetxattr
@@ -45,7 +45,6 @@ _IOCTL = [
     *(termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX),
     *(termios.TCGETS, termios.TIOCGWINSZ, termios.TIOCGPGRP),
 ]
-PR_SET_THP_DISABLE = 41
 _ALLOW, _ANSWER_ENOSYS = 0x7FFF_0000, 0x0005_0000 | errno.ENOSYS
 _MASKED_EQUAL, _WHOLE, _LOWER = 7, 2**64 - 1, 2**32 - 1
 _UNKNOWN = -1  # the number that libseccomp gives to a name it does not know
@@ -57,22 +56,21 @@ class _Comparison(ctypes.Structure):
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-# Calls that are allowed only where these arguments, each under its mask, have these values.
-_RESTRICTED: list[tuple[str, *tuple[tuple[int, int, int], ...]]] = [
-    ("clone", (0, _NEW_NAMESPACES, 0)),
-    ("prlimit64", (0, _WHOLE, 0)),  # of itself: it could end the harness by a limit of its
-    ("sched_setaffinity", (0, _WHOLE, 0)),  # of itself
-    ("socket", (0, _WHOLE, socket.AF_UNIX)),
-    ("socketpair", (0, _WHOLE, socket.AF_UNIX)),
-    ("setsockopt", (2, _LOWER, socket.SO_REUSEADDR)),  # not the size of a buffer
+# Calls that are allowed only where this argument, under this mask, is this value.
+_RESTRICTED = [
+    ("clone", 0, _NEW_NAMESPACES, 0),
+    ("prlimit64", 0, _WHOLE, 0),  # of itself: it could end the harness by a limit of its
+    ("sched_setaffinity", 0, _WHOLE, 0),  # of itself
+    ("socket", 0, _WHOLE, socket.AF_UNIX),
+    ("socketpair", 0, _WHOLE, socket.AF_UNIX),
+    ("setsockopt", 2, _LOWER, socket.SO_REUSEADDR),  # not the size of a buffer
     # Memory of no file that processes share stays when none has it mapped, and then no process is charged for it.
-    *(("mmap", (3, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+    *(("mmap", 3, kind, 0) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
     # The CPU time of children whose SIGCHLD is ignored is in no process's once they have ended.
-    *(("rt_sigaction", (0, _WHOLE, number)) for number in range(1, 65) if number != signal.SIGCHLD),
-    *(("fcntl", (1, _LOWER, command)) for command in _FCNTL),
-    *(("prctl", (0, _WHOLE, option)) for option in _PRCTL),
-    ("prctl", (0, _WHOLE, PR_SET_THP_DISABLE), (1, _WHOLE, 1)),  # no huge pages, and never again
-    *(("ioctl", (1, _LOWER, request)) for request in _IOCTL),
+    *(("rt_sigaction", 0, _WHOLE, number) for number in range(1, 65) if number != signal.SIGCHLD),
+    *(("fcntl", 1, _LOWER, command) for command in _FCNTL),
+    *(("prctl", 0, _WHOLE, option) for option in _PRCTL),
+    *(("ioctl", 1, _LOWER, request) for request in _IOCTL),
 ]
 
 
@@ -87,13 +85,12 @@ def compile_filter() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(_ANSWER_ENOSYS))
     try:
-        for name, *conditions in [*((name,) for name in _ALLOWED.split()), *_RESTRICTED]:
+        for name, argument, mask, value in [*((name, 0, 0, 0) for name in _ALLOWED.split()), *_RESTRICTED]:
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number == _UNKNOWN:  # to an older libseccomp: then it stays denied
                 continue
-            comparisons = [_Comparison(argument, _MASKED_EQUAL, *rest) for argument, *rest in conditions]
-            array = (_Comparison * len(comparisons))(*comparisons)
-            if status := library.seccomp_rule_add_array(context, _ALLOW, number, len(comparisons), array):
+            comparison = ctypes.byref(_Comparison(argument, _MASKED_EQUAL, mask, value))
+            if status := library.seccomp_rule_add_array(context, _ALLOW, number, int(mask > 0), comparison):
                 raise RuntimeError(f"seccomp_rule_add_array({name}): {os.strerror(-status)}")
         with os.fdopen(os.memfd_create("filter"), "r+b") as file:
             if status := library.seccomp_export_bpf(context, file.fileno()):
