@@ -15,12 +15,11 @@ from gspo.engine.server.fleet import Fleet
 from gspo.engine.server.probe import LENGTH, Probe
 from gspo.engine.server.process import LOOPBACK, Host, ThisHost
 from gspo.engine.server.ray_host import ray_hosts
-from gspo.engine.server.settings import check_experts, check_settings
+from gspo.engine.server.settings import check_experts, check_settings, check_transfer
 from gspo.engine.server.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
 from gspo.engine.server.sglang import SglangApi
 from gspo.engine.server.vllm import REFUSED_OPTIONS as VLLM_REFUSED
 from gspo.engine.server.vllm import VllmApi
-from gspo.engine.server.vllm_sender import check_transfer
 from gspo.errors import UserError
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.schema import Recipe

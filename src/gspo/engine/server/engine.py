@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from gspo import loop
 from gspo.engine.engine import Completion, LostError, Prompt, Sampling, in_groups
 from gspo.engine.server.api import BadAnswerError, SampleRequest, ServerApi
 from gspo.engine.server.fleet import Fleet
-from gspo.engine.server.requests import NoAnswerError, RefusedError
-from gspo.engine.server.server import Server
+from gspo.engine.server.server import NoAnswerError, RefusedError, Server
 from gspo.errors import RunError
 
 _MOST_REQUESTS = 256  # of one call to a server at once, each with a socket
@@ -46,6 +46,7 @@ class ServerEngine:
             torch.set_num_threads(num_threads)
         self._api, self._fleet, self._request_seconds, self._experts = api, fleet, request_seconds, experts
         self.num_tokens = 0  # sampled so far
+        self._under_way: set[Future[None]] = set()
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
         """Ask for all at the same time, as Engine has it: a group in one request, shared out to servers.
@@ -59,7 +60,9 @@ class ServerEngine:
         for place, group in enumerate(in_groups(prompts)):
             own, server = [futures[number] for number in group], servers[place % len(servers)]
             part = [prompts[number] for number in group]
-            asked = self._fleet.connection.start(self._answer(server, turns[server.name], part, sampling, own))
+            asked = loop.start(self._answer(server, turns[server.name], part, sampling, own))
+            self._under_way.add(asked)
+            asked.add_done_callback(self._under_way.discard)
             _cancel_with(own, asked)
         return futures
 
@@ -102,12 +105,10 @@ class ServerEngine:
                 future.set_exception(error)
 
     async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
-        fleet, client = self._fleet, self._fleet.connection.client
-        since = fleet.proven_version
+        fleet, since = self._fleet, self._fleet.proven_version
         experts = self._experts if sampling.record_experts else None
         request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)
-        work = server.ask(client, self._api.sample(request), seconds=self._request_seconds)
-        answer = await server.unless_it_hangs(client, work)
+        answer = await server.ask_unless_it_hangs(self._api.sample(request), seconds=self._request_seconds)
         # Other weights may have been published meanwhile.
         return self._api.read(answer, replace(request, versions=fleet.versions(since)))
 
@@ -116,14 +117,7 @@ class ServerEngine:
 
         A version that they have is handed to those alone that have failed.
         """
-        try:
-            if version != self._fleet.version:
-                self._fleet.publish(version)
-            else:
-                self._fleet.look_after()
-        except RunError:
-            self._fleet.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
-            raise
+        self._fleet.publish(version)
 
     def take_metrics(self) -> Mapping[str, float]:
         """What publishing took since the last call and what has failed; the gap of the last proof, if there was one."""
@@ -144,7 +138,9 @@ class ServerEngine:
         return {"engine": self._api.name, **self._fleet.servers[0].about}
 
     def close(self) -> None:
-        """End the servers that this run has started."""
+        """Give up what is under way, and end the servers that this run has started."""
+        for asked in [*self._under_way]:
+            asked.cancel()
         self._fleet.close()
         torch.set_num_threads(self._threads_before)
 
