@@ -13,8 +13,8 @@ from gspo.engine.server.api import ServerApi
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.fleet import Fleet
 from gspo.engine.server.probe import LENGTH, Probe
-from gspo.engine.server.process import LOOPBACK, Host, ThisHost
-from gspo.engine.server.ray_host import ray_hosts
+from gspo.engine.server.process import LOOPBACK, ThisHost
+from gspo.engine.server.ray_host import Host, ray_hosts
 from gspo.engine.server.settings import check_experts, check_settings, check_transfer
 from gspo.engine.server.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
 from gspo.engine.server.sglang import SglangApi

@@ -13,7 +13,7 @@ from tests.needs import VLLM, require
 from gspo import loop
 from gspo.engine.make import make_engine
 from gspo.engine.server.engine import ServerEngine
-from gspo.engine.server.process import Process, ThisHost
+from gspo.engine.server.process import ServerProcess, ThisHost
 from gspo.engine.server.server import new_client, start_server
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.policy import Policy
@@ -46,7 +46,7 @@ class RunningServer:
     """A server with no policy's weights, as somebody else has started it."""
 
     url: str
-    process: Process
+    process: ServerProcess
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
     client = new_client()
     server = start_server(api, ThisHost(), client, number=0, directory=directory, key=KEY, **options)
-    assert server.process is not None
+    assert isinstance(server.process, ServerProcess)
     try:
         loop.run(server.wait_until_ready(START_SECONDS, max_length=LONGEST))
         yield RunningServer(url=server.url, process=server.process)

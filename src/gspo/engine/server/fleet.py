@@ -14,7 +14,7 @@ from gspo import loop
 from gspo.engine.engine import Completion
 from gspo.engine.server.api import BadAnswerError, ServerApi
 from gspo.engine.server.probe import Gap, Probe
-from gspo.engine.server.process import Host
+from gspo.engine.server.ray_host import Host
 from gspo.engine.server.server import NoAnswerError, RefusedError, Server, new_client, start_server
 from gspo.engine.server.settings import TRANSFERS
 from gspo.engine.server.vllm_transfer import Transfer

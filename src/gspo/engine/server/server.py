@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gspo.engine.server.api import Request, ServerApi
-from gspo.engine.server.process import Host, Process
+from gspo.engine.server.ray_host import Host, Process
 from gspo.errors import UserError
 
 _KEEP_SECONDS = 1.0  # a connection without requests: less than a server keeps it

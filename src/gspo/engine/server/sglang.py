@@ -73,7 +73,7 @@ class SglangApi(ServerApi):
         }
 
     def sample(self, request: SampleRequest) -> Request:
-        sampling = request.sampling
+        sampling = request.sampling  # its seed is of no use
         assert not sampling.is_shaped, "log-likelihoods would be of the distribution before top_p, top_k and min_p"
         parameters = {**_WHOLE, "n": len(request.prompts), "temperature": sampling.temperature}
         parameters |= {"max_new_tokens": request.max_new_tokens, "stop_token_ids": list(sampling.stop_ids)}
