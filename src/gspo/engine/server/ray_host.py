@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,8 @@ class RayHost:
 
     def end(self) -> None:
         """End the server; where its node is gone, it has."""
-        try:
+        with suppress(LostHostError):
             self._answer(self._actor.ask, "end")
-        except LostHostError:
-            return
 
     def _answer(self, method: Any, *arguments: Any) -> Any:
         import ray
