@@ -115,6 +115,7 @@ class ServerApi(ABC):
 
     name: str
     about_path: str  # where a GET says what `check` reads
+    refused_options: Mapping[str, str]  # those that are not the user's, and why
 
     @abstractmethod
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
@@ -129,7 +130,7 @@ class ServerApi(ABC):
 
     @abstractmethod
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
-        """Return the server's version and dtype; ValueError where log-likelihoods would not be the policy's."""
+        """Return the version and dtype; ValueError where log-likelihoods would not be the policy's."""
 
     @abstractmethod
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
@@ -148,7 +149,8 @@ class ServerApi(ABC):
             raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
         numbers, asked = [number for number, _ in choices], len(request.prompts)
         if numbers != [*range(asked)]:
-            raise BadAnswerError(f"{len(numbers)} completions where {asked} were asked for, by index {numbers}")
+            what = f"{len(numbers)} completions where {asked} were asked for"
+            raise BadAnswerError(f"{what}, by index {numbers}")
         return completions
 
     @abstractmethod

@@ -75,8 +75,12 @@ class ServerEngine:
                 if server.problem:  # it has failed while this waited
                     raise LostError(server.problem)
                 since = fleet.proven_version
-                versions = fleet.versions(since)
-                request = SampleRequest(prompts=prompts, sampling=sampling, versions=versions, experts=experts)
+                request = SampleRequest(
+                    prompts=prompts,
+                    sampling=sampling,
+                    versions=fleet.versions(since),
+                    experts=experts,
+                )
                 asked = self._api.sample(request)
                 answer = await server.ask_unless_it_hangs(asked, seconds=self._request_seconds)
             # Other weights may have been published meanwhile.
@@ -126,7 +130,7 @@ class ServerEngine:
 
 
 def _join(futures: Sequence[Future[Completion]], asked: Future[list[Completion]]) -> None:
-    """Give each future its completion, or the error; once all of them are cancelled, so is what is asked for."""
+    """Give each future its completion or the error, and cancel the request once all are cancelled."""
 
     def settle(_: object) -> None:
         for number, future in enumerate(futures):

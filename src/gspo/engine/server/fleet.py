@@ -76,7 +76,8 @@ class Fleet:
                 policy.model.config.save_pretrained(model)
                 policy.tokenizer.save_pretrained(model)
             for url in settings.urls:
-                self.servers.append(Server(name=f"server at {url}", api=api, client=self._client, url=url, key=key))
+                name = f"server at {url}"
+                self.servers.append(Server(name=name, api=api, client=self._client, url=url, key=key))
             for number in range(len(hosts)):
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
@@ -103,7 +104,7 @@ class Fleet:
     def publish(self, version: int) -> None:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others.
 
-        A version that they have is handed to those alone that have failed: while the policy is trained nobody could.
+        A version that they have is handed to those alone that have failed.
         """
         is_for_all, self.version = version != self.version, version
         problem = next((server.problem for server in self.servers if server.problem), "")

@@ -41,7 +41,7 @@ def new_client() -> httpx.AsyncClient:
 class Server:
     """A server, known under a name.
 
-    Example: Server(name="server at http://node7:8000", api=api, client=client, url="http://node7:8000", key=key)
+    Example: Server(name="server at node7", api=api, client=client, url="http://node7:8000", key=key)
     """
 
     name: str
@@ -59,12 +59,14 @@ class Server:
     _looked_at: float = 0.0  # time.monotonic()
 
     async def ask(self, request: Request, *, seconds: float | None = None) -> Any:
-        """The JSON that answers a request, None where that is empty, within the request's own limit or this one.
+        """Return the JSON that answers a request, None where that is empty.
 
-        NoAnswerError where asking again may help, RefusedError where it would not.
+        The request's own limit goes before `seconds`. NoAnswerError where asking again may help,
+        RefusedError where it would not.
         """
         method, path = "GET" if request.body is None else "POST", request.path
-        url, headers = self.url.rstrip("/") + path, {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        url = self.url.rstrip("/") + path
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         seconds = request.seconds or seconds or _ANSWER_SECONDS
         limit = httpx.Timeout(seconds, connect=min(10.0, seconds), pool=None)
         try:
@@ -89,9 +91,9 @@ class Server:
             return False
 
     async def ask_unless_it_hangs(self, request: Request, *, seconds: float) -> Any:
-        """The answer to a request that may take any time; NoAnswerError once it does not answer of its health.
+        """Return the answer to a request that may take any time; NoAnswerError once the server hangs.
 
-        Whoever waits looks at that, one at a time; several looks in a row are in vain before it counts.
+        Those who wait share looks at its health; it hangs once several in a row are in vain.
         """
         task = asyncio.create_task(self.ask(request, seconds=seconds))
         try:
@@ -143,7 +145,14 @@ class Server:
 
 
 def start_server(
-    api: ServerApi, host: Host, client: httpx.AsyncClient, *, number: int, directory: Path, key: str, **options: Any
+    api: ServerApi,
+    host: Host,
+    client: httpx.AsyncClient,
+    *,
+    number: int,
+    directory: Path,
+    key: str,
+    **options: Any,
 ) -> Server:
     """Start a server in a process of its own, on a free port; it is not ready yet. Options are those of api.command."""
     port, log = host.free_port(), (directory / f"{api.name}_{number}.log").absolute()

@@ -26,7 +26,7 @@ _WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_p
 _REFUSED = ["quantization", "speculative_algorithm", "rl_on_policy_target", "preferred_sampling_params"]
 _REFUSED += ["allow_auto_truncate", "enable_deterministic_inference"]  # the latter draws a group's responses alike
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
-REFUSED_OPTIONS = {
+_REFUSED_OPTIONS = {
     **dict.fromkeys(("model_path", "host", "port", "api_key", "admin_api_key", "load_format", "log_level"), _OURS),
     **dict.fromkeys(("skip_tokenizer_init", "json_model_override_args", "context_length"), _OURS),
     **dict.fromkeys(("max_running_requests", "device"), _OURS),
@@ -44,6 +44,7 @@ class SglangApi(ServerApi):
 
     name = "sglang"
     about_path = "/server_info"  # all its options, the key among them: nothing may print the answer
+    refused_options = _REFUSED_OPTIONS
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size":
 _ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
-REFUSED_OPTIONS = {
+_REFUSED_OPTIONS = {
     **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware", "config"), _OURS),
     **dict.fromkeys(("ssl_keyfile", "ssl_certfile", "root_path"), _OURS),
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode"), _OURS),
@@ -41,6 +41,7 @@ class VllmApi(ServerApi):
 
     name = "vllm"
     about_path = "/server_info?config_format=json"
+    refused_options = _REFUSED_OPTIONS
 
     def __init__(
         self,
