@@ -102,7 +102,7 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 
 
 def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
-    """How the work is divided."""
+    """Yield how the work is divided."""
     sequences = recipe.rollout.queries_per_step * recipe.rollout.group_size // recipe.actor.mini_batches
     queries = recipe.rollout.queries_per_step
     each = f"{sequences / num_ranks:.3g} sequences of a mini-batch and {queries / num_ranks:.3g} queries for each"

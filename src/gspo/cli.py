@@ -97,7 +97,7 @@ def _parsed(arguments: Sequence[str]) -> Namespace:
 
 
 def _key_for(option: str, command: str, words: Sequence[str]) -> str | None:
-    """How that is written here which another program has as an option."""
+    """Return how that is written here which another program has as an option."""
     from gspo.recipe.faults import hint
     from gspo.recipe.schema import recipe_keys
 
@@ -198,7 +198,7 @@ def _display(*, is_error: bool = False) -> "Display":
 
 
 def _given(options: Namespace) -> dict[str, Any]:
-    """Those of a command's own options that are given: the others have defaults where they are used."""
+    """Return those of a command's own options that are given: the others have defaults where they are used."""
     others = ("command", "target", "overrides", "print", "run")
     return {key: value for key, value in vars(options).items() if value is not None and key not in others}
 
@@ -368,7 +368,7 @@ def _eval(options: Namespace) -> None:
 
 
 def _is_key(word: str) -> bool:
-    """Whether it is key=value: a path may have a `=`, too."""
+    """Tell whether it is key=value: a path may have a `=`, too."""
     key, equals, _ = word.partition("=")
     return bool(equals) and "/" not in key and not os.path.lexists(word)
 

@@ -115,12 +115,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.6) -> str:
-    """How to fix a name: by those that are near it, at most so many, or `otherwise`."""
+    """Return how to fix a name: by those that are near it, at most so many, or `otherwise`."""
     near = difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def files_beside(path: Path, *suffixes: str) -> str:
-    """How to fix the name of a file that is not there: by those in its folder that end so."""
+    """Return how to fix the name of a file that is not there: by those in its folder that end so."""
     near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"[!.]*{suffix}"))
     return f"there are: {listed(near)}" if near else f"the path is relative to the working directory, {Path.cwd()}"

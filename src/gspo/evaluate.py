@@ -143,7 +143,7 @@ def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Sequence[str]) -> dict[str, Any]:
-    """What decides a suite's numbers, beside the model: its settings, as they are in force, and its data."""
+    """Return what decides a suite's numbers, beside the model: its settings, as they are in force, and its data."""
     settings = suite.model_dump(mode="json", exclude={"about": True, "queries": {"path"}})
     shaping = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
     sampling = eval_set.sampling.model_dump(mode="json", include={*shaping, "stop_strings", "stop_tokens"})

@@ -129,7 +129,7 @@ def init(
 
 
 def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
-    """What fills the templates: of the draft's data and model, and of this machine."""
+    """Return what fills the templates: of the draft's data and model, and of this machine."""
     from gspo.model.inputs import quiet_transformers
     from gspo.model.load import load_config, load_tokenizer, max_positions
     from gspo.queries.source import load_rows, render_rows
@@ -224,7 +224,7 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
 
 
 def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str]]:
-    """What asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
+    """Return what asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
     first = rows[0].clean_columns
     usual = (name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted)
     column = next(usual, "") if answer is None else answer

@@ -7,7 +7,7 @@ from gspo.errors import UserError
 
 
 def world_size() -> int:
-    """How many processes were started together; UserError where that is no number."""
+    """Return how many processes were started together; UserError where that is no number."""
     return max(1, number_of("WORLD_SIZE", 1))
 
 
@@ -19,7 +19,7 @@ def rank_of_several() -> int | None:
 
 
 def is_of_others() -> bool:
-    """Whether this process was started as another rank than 0."""
+    """Tell whether this process was started as another rank than 0."""
     return bool(rank_of_several())
 
 

@@ -162,12 +162,12 @@ class Sample:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the sample counts in the loss's denominator."""
+        """Tell whether the sample counts in the loss's denominator."""
         return self.reward is not None and not self.masked
 
     @property
     def has_advantage(self) -> bool:
-        """Whether the advantage is not 0, or any token's is not."""
+        """Tell whether the advantage is not 0, or any token's is not."""
         tokens = self.token_advantages
         return self.advantage != 0 if tokens is None else bool((tokens != 0).any())
 
@@ -204,7 +204,7 @@ class Drawn:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the group has scores, none of which is masked but for time: that would be spent once more."""
+        """Tell whether the group has scores, none of which is masked but for time: that would be spent once more."""
         scores = [] if self.group is None else [sample.score for sample in self.group.samples]
         masked = [score.failure.kind for score in scores if score is not None and score.failure is not None]
         return bool(scores) and None not in scores and {*masked} <= {"timed_out"}
@@ -238,7 +238,7 @@ class Batch:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """All samples that are not dropped, group after group."""
+        """Return all samples that are not dropped, group after group."""
         return tuple(sample for group in self.groups for sample in group.samples)
 
     def with_changed(self, changed: Mapping[Sample, Sample]) -> Self:

@@ -50,7 +50,7 @@ class Sampling:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether tokens are drawn from another distribution than the model's own at the temperature."""
+        """Tell whether tokens are drawn from another distribution than the model's own at the temperature."""
         shape = (self.top_p, self.top_k, self.min_p, self.repetition_penalty)
         return bool(self.biases) or shape != (1.0, 0, 0.0, 1.0)
 
@@ -100,7 +100,7 @@ class Engine(Protocol):
         ...
 
     def take_metrics(self) -> Mapping[str, float]:
-        """What it has measured since the last call, by the names of metrics.jsonl."""
+        """Return what it has measured since the last call, by the names of metrics.jsonl."""
         ...
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ def evaluate(
 
 
 def judged_lines(samples: Sequence[Sample], pass_threshold: float) -> Iterator[dict[str, Any]]:
-    """What is to be known of each scored response to a query, as evaluation.json has it."""
+    """Yield what is to be known of each scored response to a query, as evaluation.json has it."""
     for place, sample in enumerate(samples):
         sample_score = sample.score
         assert sample_score is not None
@@ -217,7 +217,7 @@ def _variance(values: Sequence[float | bool]) -> float:
 
 
 def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[str, Score]]) -> list[str]:
-    """Sentences about an evaluation on few queries, and about a threshold that cannot tell right from wrong.
+    """Return sentences about an evaluation on few queries, and about a threshold that cannot tell right from wrong.
 
     `probed` are the scores of a row's own answer, where it has one, and of junk. An answer that gets no more than
     junk is not known in its bare form. Without an answer, junk may be as right as anything.

@@ -157,7 +157,7 @@ def rating_of_rank(ratings: Float[np.ndarray, "N"], rank: float) -> float:
 
 
 def _expected_before(grid: Float[np.ndarray, "G"], ratings: Float[np.ndarray, "N"]) -> Float[np.ndarray, "G"]:
-    """How many humans are expected before a player of each rating R: Σ_i 1/(1 + 10^((R − R_i)/400))."""
+    """Return how many humans are expected before a player of each rating R: Σ_i 1/(1 + 10^((R − R_i)/400))."""
     values, counts = np.unique(ratings, return_counts=True)  # contests are large, and ratings integers
     return 1 / (1 + np.exp((grid[:, None] - values) * (math.log(10) / 400))) @ counts.astype(float)
 

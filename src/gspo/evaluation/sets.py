@@ -136,7 +136,7 @@ def make_sets(
 
 
 def set_notes(sets: Sequence[EvaluationSet], rows_of_sets: Sequence[SetRows]) -> Iterator[str]:
-    """Sentences on the rows and prompts of the sets that have rows of their own."""
+    """Yield sentences on the rows and prompts of the sets that have rows of their own."""
     for eval_set, set_rows in zip(sets[len(sets) - len(rows_of_sets) :], rows_of_sets, strict=True):
         yield from repetition_notes(set_rows.rows, f"rows of {set_rows.name}")
         yield from remark_notes(eval_set.queries, f"prompts of {set_rows.name}")

@@ -31,7 +31,7 @@ class LocalRank(subprocess.Popen[bytes]):
         super().__init__(command, env={**os.environ, **texts, HAS_LAUNCHER: "yes"}, **options)
 
     def how_ended(self) -> str:
-        """Which signal has ended it, or that none does."""
+        """Return which signal has ended it, or that none does."""
         if self.returncode == LOST:
             return f"(process {self.pid}) does not end, not even by SIGKILL: perhaps it waits for a disk or a GPU"
         name = signal.Signals(-(self.returncode or 0)).name

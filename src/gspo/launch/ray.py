@@ -115,7 +115,7 @@ class _RayRank:
         self._host.send_signal.remote(number)
 
     def how_ended(self) -> str:
-        """Which signal has ended it, or that its node is gone."""
+        """Return which signal has ended it, or that its node is gone."""
         return self._how
 
 
@@ -180,7 +180,7 @@ def _placed(job: RayJob, cluster: ClusterConfig, say: Callable[[str], object]) -
 
 
 def _wait_for_room(group: Any, asked: str, seconds: int, say: Callable[[str], object]) -> None:
-    """UserError where the cluster does not have in time what is asked."""
+    """Raise UserError where the cluster does not have in time what is asked."""
     import ray
 
     began = time.monotonic()

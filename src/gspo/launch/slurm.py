@@ -86,7 +86,7 @@ def slurm_script(
 
 
 def _check_time(time: str, save_seconds: int) -> None:
-    """UserError for a time that is none of Slurm's, or is over before the run could save itself."""
+    """Raise UserError for a time that is none of Slurm's, or is over before the run could save itself."""
     if time.upper() in ("UNLIMITED", "INFINITE"):
         return
     if not re.fullmatch(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", time):

@@ -52,7 +52,7 @@ def _without_penalties(group: Group) -> Group:
 
 
 def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
-    """What the tokens of a sample earn, in float64; NaN: not scored.
+    """Return what the tokens of a sample earn, in float64; NaN: not scored.
 
     It is one number where all is earned at the end, unless a value model tells tokens apart.
     """
@@ -69,7 +69,7 @@ def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
 
 
 def _compared(batch: Batch, actor: ActorConfig) -> Batch:
-    """Each sample compared with its group."""
+    """Return each sample compared with its group."""
     groups = batch.groups
     group_ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.samples])
     if actor.reward_aggregation == "normalize_then_sum":
@@ -100,7 +100,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
 
 
 def _by_function(samples: Sequence[Sample]) -> tuple[Float[Tensor, "K B"], Float[Tensor, "K"]]:
-    """What each function of weight other than 0 gave each sample, and the weights; NaN: it does not apply."""
+    """Return what each function of weight other than 0 gave each sample, and the weights; NaN: it does not apply."""
     scores = [sample.score for sample in samples]
     weights = next((score.weights for score in scores if score is not None), {})
     parts = [

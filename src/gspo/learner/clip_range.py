@@ -38,7 +38,7 @@ def next_scale(scale: Scale | None, actor: ActorConfig, samples: Sequence[Sample
 
 
 def clipping_scale(actor: ActorConfig, samples: Sequence[Sample]) -> float:
-    """What the range would have to be multiplied by for `clip_fraction` of the step's tokens to be clipped.
+    """Return what the range would have to be multiplied by for `clip_fraction` of the step's tokens to be clipped.
 
     A sequence is clipped if its excess, (s - 1)/clip_high where Â > 0 and (1 - s)/clip_low where Â < 0, is above the
     scale. So the scale is the quantile of the excess, weighed by tokens, over all mini-batches of the step. Not above

@@ -51,7 +51,7 @@ class Critic:
         return values
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs of it, by name."""
+        """Return everything that a resumed run needs of it, by name."""
         optimizer_state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
         return {**self._parts.state_dict(), **optimizer_state}
 

@@ -31,7 +31,7 @@ class Denominators:
 
 
 def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) -> Denominators:
-    """Those of a mini-batch, given by its groups; no response has more than `max_tokens`."""
+    """Return those of a mini-batch, given by its groups; no response has more than `max_tokens`."""
     parts = [[sample for sample in group.samples if sample.takes_part] for group in groups]
     if norm == "mean":
         parts = [[sample for part in parts for sample in part]]
@@ -178,7 +178,7 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
 
 
 def _by_token(forward: _Pass, result: Surrogate) -> Float[Tensor, "K N"]:
-    """What `with_stats` reads. It must come before the backward pass, whose graph it reads."""
+    """Return what `with_stats` reads. It must come before the backward pass, whose graph it reads."""
     logprobs, entropy = forward.likelihood.logprobs, forward.likelihood.entropy
     (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
     log_ratio = logprobs.detach() - forward.old_logprobs

@@ -137,5 +137,5 @@ def for_each_sample(
 
 
 def split_tokens(values: Float[Tensor, "N"], sequences: Sequence[TokenSequence]) -> list[Float[Tensor, "_"]]:
-    """Each sequence's own of the packed values, as copies on the CPU."""
+    """Return each sequence's own of the packed values, as copies on the CPU."""
     return [piece.clone() for piece in values.cpu().split([len(sequence.scored_ids) for sequence in sequences])]

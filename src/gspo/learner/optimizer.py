@@ -87,7 +87,7 @@ class Optimizer:
         return lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
 
     def gradient(self) -> list[Tensor]:
-        """What has been accumulated, in float32, no copies: zero where nothing has been."""
+        """Return what has been accumulated, in float32, no copies: zero where nothing has been."""
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -148,7 +148,7 @@ class Optimizer:
                 states[name][key] = value.clone()
 
     def _states(self) -> dict[str, MutableMapping[str, Any]]:
-        """What the optimisers keep of each master, by its name."""
+        """Return what the optimisers keep of each master, by its name."""
         owners = {
             id(p): optimizer
             for optimizer in self._optimizers

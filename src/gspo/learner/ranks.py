@@ -50,7 +50,7 @@ _joined = count()  # of this process's joins: the same on all ranks
 
 
 def num_ranks() -> int:
-    """How many processes train together. No collective."""
+    """Return how many processes train together. No collective."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -127,7 +127,7 @@ def losses_named() -> Iterator[None]:
 
 
 def gathered(value: T) -> list[T]:
-    """What every rank has given, in their order. It is pickled: ranks trust each other."""
+    """Return what every rank has given, in their order. It is pickled: ranks trust each other."""
     if num_ranks() == 1:
         return [value]
     _life.exchanges += 1
@@ -160,14 +160,14 @@ def tell(kind: str, *content: Any) -> None:
 
 
 def told() -> tuple[str, tuple[Any, ...]]:
-    """What rank 0 says next: the others wait for it, however long it takes, as long as that is alive."""
+    """Return what rank 0 says next: the others wait for it, however long it takes, as long as that is alive."""
     _meet([0])
     said: tuple[str, tuple[Any, ...]] = _broadcast(None)
     return said
 
 
 def on_all(make: Callable[[], T], errors: type[Exception] = Exception) -> T:
-    """What each rank makes for itself. Where any of them fails, all do, and only the first of these says why.
+    """Return what each rank makes for itself. Where any of them fails, all do, and only the first of these says why.
 
     Other errors than those named are raised at once. Where ranks wait for each other within `make`, it has to be
     UserError: what they all meet alike. One that fails alone would not be heard of before the others have waited.
@@ -197,12 +197,12 @@ def stop_all(signal: Signals | None) -> None:
 
 
 def is_of_all(error: BaseException) -> bool:
-    """Whether all ranks know of an error, so that they can still do something together. No collective."""
+    """Tell whether all ranks know of an error, so that they can still do something together. No collective."""
     return num_ranks() == 1 or getattr(error, "is_of_all_ranks", False)
 
 
 def sharding_of(setting: str, device: torch.device, dtype: torch.dtype) -> Sharding | None:
-    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies).
+    """Return all ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies).
 
     None on one rank, which has the whole model to itself.
     """
@@ -226,7 +226,7 @@ def leave_note(key: str, text: str) -> None:
 
 
 def wait_for_note(key: str, by: int) -> str:
-    """What a rank says under a key, once it does, as long as it is alive; from any thread. No collective.
+    """Return what a rank says under a key, once it does, as long as it is alive; from any thread. No collective.
 
     Of other ranks than 0, only rank 0 knows whether they are.
     """
@@ -290,14 +290,14 @@ def _give_signs(life: _Life) -> None:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """Whether it comes from torch.distributed, whose errors have no type of their own."""
+    """Tell whether it comes from torch.distributed, whose errors have no type of their own."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     is_collective = last.endswith("/torch/distributed/distributed_c10d.py")
     return isinstance(error, dist.DistError) or is_collective or bool(_OF_RANKS.search(str(error)))
 
 
 def _loss(error: BaseException) -> RunError:
-    """Which rank is lost, as far as this one can tell."""
+    """Return which rank is lost, as far as this one can tell."""
     silence = {other: time.monotonic() - at for other, (_, at) in _life.seen.items()}
     if silence and max(silence.values()) > _life.seconds / 4:
         other = max(silence, key=lambda each: silence[each])

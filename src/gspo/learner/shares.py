@@ -50,7 +50,7 @@ class Shares:
         self._thread: threading.Thread | None = None
 
     def copied(self, policy: Policy, states: Mapping[str, Mapping[str, Tensor]]) -> OwnShare:
-        """Copies on the CPU of the weights and of this rank's share of the states; all ranks call it."""
+        """Return copies on the CPU of the weights and of this rank's share of the states; all ranks call it."""
         self.wait()
         self._number += 1
         parts = {f"{part}/{name}": tensor for part, state in states.items() for name, tensor in state.items()}

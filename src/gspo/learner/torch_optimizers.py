@@ -18,7 +18,7 @@ OWN_KEYS = ("lr", "betas", "eps", "weight_decay")  # of the section, for every c
 def torch_optimizers(
     model: nn.Module, masters: Mapping[str, Tensor], settings: OptimizerConfig, *, where: str
 ) -> list[torch.optim.Optimizer]:
-    """What steps the masters; UserError where there is no such class or a pattern of `no_decay` is wrong.
+    """Return what steps the masters; UserError where there is no such class or a pattern of `no_decay` is wrong.
 
     Muon steps matrices alone: embeddings, heads, norms, biases and stacked experts go to AdamW, as its authors have it.
     """

@@ -103,13 +103,13 @@ class Trainer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks cannot do anything together any more; what they sample for a thread is waited for."""
+        """Tell whether ranks cannot do anything together any more; what they sample for a thread is waited for."""
         with self._lock:
             return self._is_busy
 
     @property
     def is_whole(self) -> bool:
-        """Whether no optimiser step was made since `note_whole`."""
+        """Tell whether no optimiser step was made since `note_whole`."""
         return self.policy_version == self._whole_at
 
     def note_whole(self) -> None:
@@ -289,7 +289,7 @@ class Trainer:
         return {"optimizer": self._optimizer}
 
     def _training_parts(self) -> dict[str, Optimizer | Critic | RefreshedReference]:
-        """What reinforcement learning changes, beside the policy itself."""
+        """Return what reinforcement learning changes, beside the policy itself."""
         recipe, policy = self.recipe, self.policy
         num_updates, critic = recipe.steps * recipe.actor.updates_per_step, None
         self._optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates)

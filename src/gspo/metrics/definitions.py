@@ -31,7 +31,7 @@ class Family:
 
 @cache
 def families() -> Sequence[Family]:
-    """All families, in the order in which a reader wants them."""
+    """Return all families, in the order in which a reader wants them."""
     text = files("gspo.metrics").joinpath("definitions.yaml").read_text(encoding="utf-8")
     return [
         Family(**{**family, "metrics": {name: Definition(**row) for name, row in family["metrics"].items()}})

@@ -20,7 +20,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a number that can be reckoned with: finite, and not so large that a sum is not."""
+    """Tell whether it is a number that can be reckoned with: finite, and not so large that a sum is not."""
     return isinstance(value, int | float) and abs(value) < _LARGEST
 
 

@@ -24,7 +24,7 @@ def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
 
 
 def source_metrics(ahead: Sequence[Drawn], timeline: Timeline | None) -> Metrics:
-    """What is sampled ahead as a step ends, and when in it the trainer waited and the engine sampled.
+    """Return what is sampled ahead as a step ends, and when in it the trainer waited and the engine sampled.
 
     No timeline: another process has begun the step.
     """

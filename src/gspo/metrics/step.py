@@ -30,7 +30,7 @@ def step_metrics(
     sampling: str = "rollout",
     turn_marks: Collection[str] = (),
 ) -> Metrics:
-    """Everything a line of metrics.jsonl holds besides the step and evaluations.
+    """Return everything a line of metrics.jsonl holds besides the step and evaluations.
 
     `sampling` is the stage that tokens are sampled in: where groups are sampled ahead, all of a step, `total`. One of
     `turn_marks` stands in a text that goes on behind its turn.
@@ -87,7 +87,7 @@ def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
 
 
 def logged_metrics(logged: Mapping[str, tuple[float, int]], home: str = "") -> Metrics:
-    """What reward functions have logged by themselves, under names that no metric of ours can have."""
+    """Return what reward functions have logged by themselves, under names that no metric of ours can have."""
     return {f"{home}logged/{name}": total / count for name, (total, count) in logged.items()}
 
 
@@ -142,7 +142,7 @@ def _mismatch_metrics(samples: Sequence[Sample]) -> Metrics:
 
 
 def _sampling_metrics(samples: Sequence[Sample]) -> Metrics:
-    """How far q, which tokens are drawn from, is from π; empty where it is π."""
+    """Return how far q, which tokens are drawn from, is from π; empty where it is π."""
     pairs = [(s.full_logprobs, s.sampler_logprobs) for s in samples if s.full_logprobs is not None]
     if not pairs or pairs[0][0].isnan().all():  # of a server, which does not say how likely a token is in all of π
         return {}
@@ -155,7 +155,7 @@ def _sampling_metrics(samples: Sequence[Sample]) -> Metrics:
 
 
 def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
-    """How far the policy is from its reference; empty where it has none."""
+    """Return how far the policy is from its reference; empty where it has none."""
     gaps = [s.engine_logprobs - s.reference_logprobs for s in samples if s.reference_logprobs is not None]
     if gaps and actor.kl.place == "loss":
         by_mini_batch = [report.kl for report in reports]
@@ -164,7 +164,7 @@ def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchRep
 
 
 def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:
-    """What the value model knows of the returns, and its updates; empty where there is none."""
+    """Return what the value model knows of the returns, and its updates; empty where there is none."""
     pairs = [(s.returns, s.values) for s in samples if s.returns is not None and s.values is not None]
     if not pairs:
         return {}
@@ -181,7 +181,7 @@ def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport
 
 
 def expert_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:
-    """How much of a mixture's routing an update changes, and how even the experts' load is.
+    """Return how much of a mixture's routing an update changes, and how even the experts' load is.
 
     Empty for a model without routers, and where nothing was trained on.
     """

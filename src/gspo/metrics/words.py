@@ -51,7 +51,7 @@ def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
 
 
 def measured(line: Mapping[str, Any], measure: Measure) -> str:
-    """Such as `0.514 ± 0.022`; without the error, or without any number, where there is none."""
+    """Return such as `0.514 ± 0.022`; without the error, or without any number, where there is none."""
     if not is_number(line.get(measure.name)):
         return "–"
     error = f" ± {line[measure.error]:.3f}" if is_number(line.get(measure.error)) else ""
@@ -81,7 +81,7 @@ def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str
 
 
 def early_diagnoses(history: Lines, actor: ActorConfig) -> dict[str, str]:
-    """Those of `EARLY` that hold where there are a few steps yet."""
+    """Return those of `EARLY` that hold where there are a few steps yet."""
     found = diagnoses(history, actor) if len(history) >= _FEW else {}
     return {name: found[name] for name in EARLY if name in found}
 

@@ -117,14 +117,14 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False, **options: Any
 
 
 def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
-    """UserError where the tokenizer has ids that the model has no embedding for."""
+    """Raise UserError where the tokenizer has ids that the model has no embedding for."""
     if len(tokenizer) > num_embeddings:
         problem = f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}"
         raise UserError(problem, where=where, fix="use the tokenizer that belongs to the model (model.tokenizer)")
 
 
 def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
-    """UserError where the KL term's reference model is absent or has another tokenizer; loads no weights."""
+    """Raise UserError where the KL term's reference model is absent or has another tokenizer; loads no weights."""
     if not kl.coefficient or kl.reference is None:
         return
     where = f"actor.kl.reference: {kl.reference}"
@@ -275,7 +275,7 @@ def _refuse_missing_directory(path: str, key: str) -> None:
 
 
 def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:
-    """UserError for a number that no model has: its configuration alone would take all memory, and hours."""
+    """Raise UserError for a number that no model has: its configuration alone would take all memory, and hours."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             _check_layers(value, where=where)

@@ -14,7 +14,7 @@ from gspo.model.trunk import padded_pass
 
 
 def check_padding(model: Any, trunk: Any) -> None:
-    """UserError where a padded row has other states than its prefixes alone; packs are proven by themselves."""
+    """Raise UserError where a padded row has other states than its prefixes alone; packs are proven by themselves."""
     ids, spans = probe_ids(trunk).tolist(), ((0, 3, 8), (1, 3, 8), (3, 4, 5))  # the first two share a block
     rows = [TokenSequence(prompt_ids=(*ids[i:j],), response_ids=torch.tensor(ids[j:k])) for i, j, k in spans]
     layout = pack(rows, device=model.device, hidden_size=None)

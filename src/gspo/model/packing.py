@@ -158,7 +158,7 @@ def _groups(sequences: Sequence[TokenSequence]) -> list[list[int]]:
 
 
 def _shares(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_size: int | None) -> bool:
-    """Whether a group's prompt is read once, which saves the prompt's work and costs the causal half of attention.
+    """Tell whether a group's prompt is read once, which saves the prompt's work and costs the causal half of attention.
 
     The work of a token is about 24·hidden² FLOPs in a layer's matrices and 4·hidden for each token attended to. It is
     compared for two members: then any part of a group that shares also shares, wherever a micro-batch cuts it.

@@ -64,13 +64,13 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """Return what the model computes in."""
         dtype: torch.dtype = self.sharding.dtype if self.sharding else self.model.get_output_embeddings().weight.dtype
         return dtype
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model is spread over ranks."""
+        """Tell whether the model is spread over ranks."""
         return self.sharding is not None
 
     @property
@@ -313,7 +313,7 @@ def _proven_head(model: Any, trunk: Any) -> Head:
 
 
 def dtype_of(recipe: ModelConfig) -> torch.dtype:
-    """What the model computes in."""
+    """Return what the model computes in."""
     automatic = torch.bfloat16 if device_of(recipe.device).type == "cuda" else torch.float32
     named: torch.dtype = automatic if recipe.dtype == "auto" else getattr(torch, recipe.dtype)
     return named

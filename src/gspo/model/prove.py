@@ -43,7 +43,7 @@ def trunk_states(trunk: Any) -> Float[Tensor, "N H"]:
 def disagreement(
     plain: Callable[[], Tensor], alternative: Callable[[], Tensor], *, beside: Callable[[], Tensor] | None = None
 ) -> str | None:
-    """Why `alternative` cannot stand in for `plain`; None where both agree within the tolerance of plain's dtype.
+    """Say why `alternative` cannot stand in for `plain`; None where both agree within the tolerance of plain's dtype.
 
     `beside` is `plain` computed beside other rows: what differs is the model's own rounding, and is allowed twice.
     """

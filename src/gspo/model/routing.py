@@ -156,7 +156,7 @@ def find_routing(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
 
 
 def check_declared(actor: ActorConfig, config: Any) -> None:
-    """UserError where the recipe is about experts and the code of the model's architecture has none."""
+    """Raise UserError where the recipe is about experts and the code of the model's architecture has none."""
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
@@ -165,7 +165,7 @@ def check_declared(actor: ActorConfig, config: Any) -> None:
 
 
 def refuse_experts(actor: ActorConfig, model_name: str, reason: str | None) -> None:
-    """UserError where the recipe is about experts: the model has no routers, or with a reason, unknown ones."""
+    """Raise UserError where the recipe is about experts: the model has no routers, or with a reason, unknown ones."""
     problem, other = f"{model_name} is no mixture of experts: it has no router", ""
     if reason is not None:
         problem = f"the routers of {model_name} are of a kind that gspo cannot watch or overrule: {reason}"

@@ -54,7 +54,7 @@ def shard_beside(model: nn.Module, other: nn.Module) -> None:
 
 
 def check_shardable(model: Any) -> None:
-    """UserError for a model that ranks cannot share, as far as that shows without weights."""
+    """Raise UserError for a model that ranks cannot share, as far as that shows without weights."""
     _layers_of(model)
     if model.config._attn_implementation != "sdpa":  # what packs are written for
         raise not_shardable(model, NO_PACKS)

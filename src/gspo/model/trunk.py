@@ -153,7 +153,7 @@ def _block_attention(module: nn.Module, tensors: list[Tensor], block: Block, kwa
 
 
 def _slides(module: Any) -> bool:
-    """Whether the layer's configuration limits its attention to a part of the past."""
+    """Tell whether the layer's configuration limits its attention to a part of the past."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -122,7 +122,7 @@ def _by_place(
 
 
 def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
-    """Whether the rewards of each response's group differ, at any place, by more than `EQUAL` of the largest.
+    """Tell whether the rewards of each response's group differ, at any place, by more than `EQUAL` of the largest.
 
     Without this bound the rounding between 0.1 + 0.2 and 0.3, or in a float32 verifier, would be scaled up to ±1.
     """

@@ -90,7 +90,7 @@ def _arguments(row: Row | Query, queries: QueriesConfig) -> dict[str, Any]:
 
 
 def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template: bool) -> None:
-    """UserError where row, tokenizer and settings do not go together."""
+    """Raise UserError where row, tokenizer and settings do not go together."""
     is_messages = not isinstance(row.prompt, str)
     has_system = not isinstance(row.prompt, str) and row.prompt[0]["role"] == "system"
     reason = "the prompt is chat messages" if is_messages else "queries.chat is true"
@@ -147,7 +147,7 @@ def _with_settings(messages: Messages, queries: QueriesConfig, is_text: bool) ->
 
 
 def _special_tokens(tokenizer: Any, around: str) -> re.Pattern[str]:
-    """Those of the tokenizer, and other tokens that are added to its own and that the chat template writes."""
+    """Return those of the tokenizer, and other tokens that are added to its own and that the chat template writes."""
     added = tokenizer.added_tokens_decoder.values()
     names = {token.content for token in added if token.content.strip() and (token.special or token.content in around)}
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")

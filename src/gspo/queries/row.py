@@ -155,7 +155,7 @@ def _read_hub(path: str, *, config: str | None, split: str) -> Any:
 
 
 def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column: str | None = None) -> list[Row]:
-    """Rows with their prompt separated from the other columns; every row gets every column.
+    """Return rows with their prompt separated from the other columns; every row gets every column.
 
     The layouts of TRL, GSM8K, AIME, verl, LiveCodeBench, HumanEval and MBPP need no `prompt_column`.
     GSM8K: `answer` becomes the number behind ####, `solution` the worked text. verl: `answer` is the ground truth.
@@ -212,7 +212,7 @@ def distinct(rows: Iterable[Row]) -> list[Row]:
 
 
 def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
-    """Sentences about rows that others repeat, and about those with the same prompt that differ elsewhere."""
+    """Return sentences about rows that others repeat, and about those with the same prompt that differ elsewhere."""
     groups, num_repetitions = dict[str, list[Row]](), sum(row.num_repetitions for row in rows)
     for row in rows:
         groups.setdefault(str(row.prompt), []).append(row)

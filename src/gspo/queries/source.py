@@ -41,7 +41,7 @@ class Split(Generic[T]):
     num_streamed: int = 0  # rows that were read of a stream, which are taken in their order; 0: no stream
 
     def of_first(self, num_streamed: int) -> Self:
-        """What the first rows of a stream gave: more of them are read where a resumed run gets more steps."""
+        """Return what the first rows of a stream gave: more of them are read where a resumed run gets more steps."""
         first = [row for row in self.train if int(row.id.rpartition(":")[2]) <= num_streamed]
         return replace(self, train=tuple(first)) if num_streamed else self
 
@@ -85,7 +85,7 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
 
 
 def _read_given(rows: Any, recipe: Recipe, num_streamed: int) -> tuple[list[Any], int]:
-    """Rows given from Python, and how many were read of a stream; 0: all were, for they have an end.
+    """Return rows given from Python, and how many were read of a stream; 0: all were, for they have an end.
 
     A stream has no length and more rows than the run can use, or had when the run began.
     """

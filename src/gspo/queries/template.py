@@ -41,7 +41,7 @@ class ChatTemplate:
         self._frames: dict[str, tuple[str, str, bool]] = {}
 
     def frame(self, messages: Messages, variables: Mapping[str, Any], *, where: str) -> tuple[str, str, bool]:
-        """What it writes around the texts of messages, proven once for each shape of them.
+        """Return what it writes around the texts of messages, proven once for each shape of them.
 
         Then what it puts before an answer that has been begun though not before one that is to come, such as closed
         thoughts, and whether it writes a date. UserError where it does not write each text once and in its place.

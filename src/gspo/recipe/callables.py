@@ -17,7 +17,7 @@ _importing: list[Path] = []  # files under way: their top-level code runs now
 
 
 def refuse_import() -> None:
-    """UserError where a file that a recipe names is being imported: its own call would begin run within run."""
+    """Raise UserError where a file that a recipe names is being imported: its own call would begin run within run."""
     if _importing:
         raise UserError("it calls gspo.train", where=str(_importing[-1]), fix=_BEHIND_MAIN)
 

@@ -38,7 +38,7 @@ def described(
 
 
 def hint(key: str) -> str | None:
-    """What was meant by a key that there is not: by its name in another library, or in another section."""
+    """Return what was meant by a key that there is not: by its name in another library, or in another section."""
     parts = key.split(".")
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
 
 
 def _is_of(overridden: Sequence[str], key: str, sentence: str) -> bool:
-    """Whether a fault is of a key that was overridden; a rule between keys names them in its sentence."""
+    """Tell whether a fault is of a key that was overridden; a rule between keys names them in its sentence."""
     if not key:
         return any(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", sentence) for name in overridden)
     return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)

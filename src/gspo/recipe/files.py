@@ -21,7 +21,7 @@ _MODELS = ("model", "actor")  # their keys name directories
 
 
 def folders_of(path: Path) -> tuple[str, ...]:
-    """Where a recipe's relative paths are looked up, in this order; "" is the working directory.
+    """Return where a recipe's relative paths are looked up, in this order; "" is the working directory.
 
     The recipe that a run or a checkpoint has written holds paths that are right from the run's working directory.
     """
@@ -51,7 +51,7 @@ def files_of(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_files(recipe: Recipe, path: str | Path) -> None:
-    """UserError for a local file or directory that the recipe of that path needs and that is not there."""
+    """Raise UserError for a local file or directory that the recipe of that path needs and that is not there."""
     needed = {"evaluation.path": recipe.evaluation.num_queries, "cold_start": recipe.cold_start.steps}
     needed["actor"] = recipe.actor.kl.coefficient > 0
     places = {str(Path(path).resolve().parent): "beside the recipe", str(Path.cwd()): "in the working directory"}
@@ -69,7 +69,7 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
 
 
 def _file(key: str, value: Any) -> str | None:
-    """What the value of a key names: a file, a directory or a hub id; None where it names none."""
+    """Return what the value of a key names: a file, a directory or a hub id; None where it names none."""
     if not isinstance(value, str) or value == "fit":
         return None
     function = _FUNCTIONS.fullmatch(key) and re.fullmatch(r"(.+\.py):[^:/]*", value)

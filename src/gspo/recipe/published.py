@@ -39,7 +39,7 @@ class Published:
 
     @property
     def bounds_ratio(self) -> bool:
-        """Whether the gradient stops beyond 1 - clip_low … 1 + clip_high."""
+        """Tell whether the gradient stops beyond 1 - clip_low … 1 + clip_high."""
         return self.form in ("clip", "dual_clip")
 
 

@@ -22,7 +22,7 @@ class Recipe(RecipeKeys):
 
     @property
     def run_dir(self) -> Path:
-        """Where everything about this run is written."""
+        """Return where everything about this run is written."""
         return Path(self.output_dir or f"runs/{self.name}")
 
 

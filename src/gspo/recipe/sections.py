@@ -20,7 +20,7 @@ MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
 
 
 def path_fault(path: str) -> str | None:
-    """Why no file system takes the path; None where there is no such reason."""
+    """Say why no file system takes the path; None where there is no such reason."""
     if "\0" in path:
         return "holds a NUL character"
     if writable(path) != path:
@@ -31,7 +31,7 @@ def path_fault(path: str) -> str | None:
 
 
 def names_file(path: str) -> bool:
-    """Whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
+    """Tell whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
     is_file = os.path.isfile(path)  # noqa: PTH113 - False, not an error, where it may not be looked at
     return looks_local or Path(path).suffix.lower() in FILE_SUFFIXES or is_file
@@ -296,7 +296,7 @@ class RolloutConfig(Section):
 
     @property
     def is_in_trainer(self) -> bool:
-        """Whether the trainer's own process samples, with the weights that it trains."""
+        """Tell whether the trainer's own process samples, with the weights that it trains."""
         return self.engine == "embedded" and self.at_publish == "none"
 
     @property
@@ -390,7 +390,7 @@ class ActorConfig(Section):
 
     @property
     def title(self) -> str:
-        """What a person calls the objective."""
+        """Return what a person calls the objective."""
         if self.surrogate == "clip":
             return {"sequence": "GSPO", "sequence_token": "GSPO-token", "token": "GRPO"}[self.importance_sampling_level]
         return PUBLISHED[self.surrogate].title
@@ -402,17 +402,17 @@ class ActorConfig(Section):
 
     @property
     def every_sequence_trains(self) -> bool:
-        """Whether a response without an advantage has a gradient, too."""
+        """Tell whether a response without an advantage has a gradient, too."""
         return self.entropy_bonus != 0 or self.kl_in_loss or self.advantage == "gae"
 
     @property
     def kl_in_loss(self) -> bool:
-        """Whether the loss has a KL term."""
+        """Tell whether the loss has a KL term."""
         return self.kl.coefficient > 0 and self.kl.place == "loss"
 
     @property
     def wants_engine_experts(self) -> bool:
-        """Whether the engine records its experts, to be replayed or to be compared with those after an update."""
+        """Tell whether the engine records its experts, to be replayed or to be compared with those after an update."""
         return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 

@@ -47,7 +47,7 @@ class RunFiles:
 
     @property
     def num_steps(self) -> int:
-        """How many are done."""
+        """Return how many are done."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     @property
@@ -113,7 +113,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
 
 
 def _state_of(path: Path, history: Sequence[Mapping[str, Any]]) -> State:
-    """What the last line of a run's history, and the lock that a process holds while it goes on, say of it."""
+    """Return what the last line of a run's history, and the lock that a process holds while it goes on, say of it."""
     if not history:
         return "unknown"
     last: Mapping[str, Any] = history[-1]

@@ -48,7 +48,7 @@ def step_of(groups: Groups, passes: Verdict, num_bad: int = 0) -> Step:
 
 
 def index_of(steps: Mapping[int, Step], contents: Contents | None) -> dict[str, Any]:
-    """What each query got by step; of a page with contents, how many of a step's groups are in it."""
+    """Return what each query got by step; of a page with contents, how many of a step's groups are in it."""
     prompts = {query: prompt for own in steps.values() for query, prompt in own.prompts.items()}
     carried = {step: len(own.rows if contents is None else contents.get(step, ())) for step, own in steps.items()}
     index = [{"step": step, "carried": carried[step], "groups": own.rows} for step, own in steps.items()]
@@ -128,7 +128,7 @@ class SampleSet:
 
 
 def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
-    """Those of each run's training, and of each set that it has kept evaluated responses of so far."""
+    """Return those of each run's training, and of each set that it has kept evaluated responses of so far."""
     sets = []
     for run, label in zip(runs, labels_of(runs), strict=True):
         scores = dict.fromkeys(name for line in run.lines for name in line if name.endswith("/pass_at_1"))
@@ -152,7 +152,7 @@ def _step(path: Path, state: State, evaluated: str | None, threshold: float) -> 
 
 
 def file_state(path: Path) -> State:
-    """What changes when a file does; None where there is none."""
+    """Return what changes when a file does; None where there is none."""
     with suppress(FileNotFoundError):
         about = path.stat()
         return about.st_size, about.st_mtime_ns
@@ -160,7 +160,7 @@ def file_state(path: Path) -> State:
 
 
 def _distribution(steps: Mapping[int, Step]) -> dict[str, Any]:
-    """What share of a step's responses got which reward, or of many values a reward of which range."""
+    """Return what share of a step's responses got which reward, or of many values a reward of which range."""
     values = sorted({reward for own in steps.values() for reward in own.rewards if reward is not None})
     labels: dict[float | None, str] = {value: f"{value:g}" for value in values}
     for value in values[1:-1] if len(values) > _BINS else ():

@@ -30,7 +30,7 @@ def by_query(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def pass_threshold(run: RunFiles, evaluated: str | None = None) -> float:
-    """What a response must get to pass: the recipe's, or that of the suite of this name."""
+    """Return what a response must get to pass: the recipe's, or that of the suite of this name."""
     evaluation = section(run.recipe, "evaluation")
     suites = {suite["name"]: suite for suite in evaluation.get("suites", ())}
     return float(suites.get(evaluated, evaluation).get("pass_threshold", 1.0))

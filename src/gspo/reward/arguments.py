@@ -34,7 +34,7 @@ def signature_of(parameters: Sequence[Parameter]) -> Signature:
 def arguments_of(
     query: Query, samples: Sequence[Sample], function: RewardFunction, state: TrainerState | None = None
 ) -> Arguments:
-    """What the function takes of the query's columns and of the run, by name.
+    """Return what the function takes of the query's columns and of the run, by name.
 
     It is a mapping of lists in TRL's signature, else one mapping for each completion. UserError: something is missing.
     """

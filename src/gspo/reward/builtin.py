@@ -132,7 +132,7 @@ def _sandbox() -> Sandbox:
 
 
 def _score_in_sandbox(seconds: float, row: Sequence[Any]) -> float:
-    """What gym.score says of the row; RuntimeError where it is no fault of the answer that it says nothing."""
+    """Return what gym.score says of the row; RuntimeError where it is no fault of the answer that it says nothing."""
     limits = Limits(cpu_seconds=seconds, memory_bytes=SANDBOX_BYTES)
     ran = _sandbox().call("from gspo.reward.gym import score", "score", row, limits)
     if ran.ending in ("cpu_time", "memory", "output", "files"):

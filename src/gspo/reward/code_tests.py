@@ -89,7 +89,7 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, where: str)
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell holds nothing: null, white space, NaN (an empty cell of Parquet), an empty list."""
+    """Tell whether a cell holds nothing: null, white space, NaN (an empty cell of Parquet), an empty list."""
     is_nan, is_space = isinstance(value, float) and value != value, isinstance(value, str) and not value.strip()
     return value is None or is_nan or is_space or value in ([], ())
 

@@ -28,7 +28,7 @@ _NOT_FINITE = re.compile(r"(?i)(?<![a-z])(?:nan|inf(?:inity)?)[ij]?(?![a-z])")
 
 
 def score(task: str, options: str, entry: Mapping[str, Any], answer: str) -> float:
-    """What the task's own verifier gives the answer, 0.0 where our gate stops it; the options are JSON."""
+    """Return what the task's own verifier gives the answer, 0.0 where our gate stops it; the options are JSON."""
     verifier, right = _verifier(task, options), str(entry.get("answer"))
     if _NOT_FINITE.search(answer) and not _NOT_FINITE.search(right):
         return 0.0

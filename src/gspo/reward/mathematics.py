@@ -220,7 +220,7 @@ def _region(value: Any) -> Any:
 
 
 def same(gold: Reading, answer: Reading) -> bool:
-    """Whether the answer says what the gold one says, with no arithmetic left to do that the gold one has not."""
+    """Tell whether the answer says what the gold one says, with no arithmetic left to do that the gold one has not."""
     if gold.text and gold.text in (answer.text, _in_lowest_terms(answer.text)):
         return True
     gold, answer = _alike(gold, answer)
@@ -268,7 +268,7 @@ def _as_equation(reading: Reading) -> Reading:
 
 
 def is_finished_number(reading: Reading) -> bool:
-    """Whether a text says one rational number, with no arithmetic left to do."""
+    """Tell whether a text says one rational number, with no arithmetic left to do."""
     return _is_number(reading.value) and reading.value.doit().is_Rational and not _open_operations(reading.value)
 
 
@@ -394,7 +394,7 @@ def _equal_numbers(first: Any, second: Any, tolerance: float = NOISE) -> bool:
 
 
 def _is_rounded(first: Reading, second: Reading) -> bool:
-    """Whether the coarser decimal number of the two is the other, rounded to its last place."""
+    """Tell whether the coarser decimal number of the two is the other, rounded to its last place."""
     decimals = sorted((len(r.decimal.partition(".")[2]), r.decimal) for r in (first, second) if r.decimal)
     are_fractions = first.value.doit().is_Rational and second.value.doit().is_Rational
     if not decimals or _num_digits(decimals[0][1]) < (MIN_DIGITS if are_fractions else MIN_DIGITS_IRRATIONAL):

@@ -28,7 +28,7 @@ class Ended:
         self._engine, self._num_before, self._started = engine, engine.num_tokens, monotonic()
 
     def shown(self) -> tuple[int, int, str]:
-        """How many, of how many, and of what."""
+        """Return how many, of how many, and of what."""
         num_tokens = self._engine.num_tokens - self._num_before
         rate = num_tokens / max(monotonic() - self._started, 1e-9)
         return min(self.num, self.total), self.total, f"responses, {num_tokens:,} tokens ({rate:,.0f} a second)"
@@ -115,7 +115,7 @@ class Sampler:
         ids: Sequence[int],
         is_complete: Callable[[int], bool] | None,
     ) -> Completion:
-        """What the policy adds to the ids: prompts that come at the same moment are submitted together."""
+        """Return what the policy adds to the ids: prompts that come at the same moment are submitted together."""
         prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         if not self._waiting:
@@ -144,7 +144,7 @@ class Sampler:
                 promise.set_exception(error)
 
     def _rollout(self, settings: RolloutConfig) -> tuple[SingleTurn, Sampling]:
-        """What samples with the settings."""
+        """Return what samples with the settings."""
         if self._made is None or self._made[0] != settings:
             policy = self._policy
             sampling = Sampling(

@@ -95,7 +95,7 @@ def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], 
 
 
 def _anchors(ids: Sequence[int], decode: Callable[[Sequence[int]], str], text: str) -> list[tuple[int, int]]:
-    """Tokens from which the rest decodes as it does after all before it, with where their text begins.
+    """Return tokens from which the rest decodes as it does after all before it, with where their text begins.
 
     Where a tokenizer writes a beginning otherwise, or a stretch ends within a character, there is none.
     """

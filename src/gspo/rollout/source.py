@@ -78,7 +78,7 @@ class Source:
         return Timeline(seconds=time.monotonic() - self._started, waited=waited, sampled=sampled)
 
     def snapshot(self) -> tuple[Drawn, ...]:
-        """What is ahead now: with groups what is sampled, and without what is in flight or waits to be."""
+        """Return what is ahead now: with groups what is sampled, and without what is in flight or waits to be."""
         return tuple(self.ahead)
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ class StopStrings:
         self.may_complete = cache(self._has_last_character)
 
     def _has_last_character(self, token: int) -> bool:
-        """Whether a string can be complete with the token: most tokens are not looked at further."""
+        """Tell whether a string can be complete with the token: most tokens are not looked at further."""
         text = self.tokenizer.decode([token, token])  # the second has what a tokenizer may take off a beginning
         return "\N{REPLACEMENT CHARACTER}" in text or any(string[-1] in text for string in self.strings)
 

@@ -41,7 +41,7 @@ def next_best(
 
 
 def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlyStopConfig) -> str | None:
-    """Why the run ends early after a line of metrics; None where it goes on."""
+    """Say why the run ends early after a line of metrics; None where it goes on."""
     if best is None or not is_number(value := line.get(best.metric)):
         return None
     goal, patience = settings.goal, settings.patience

@@ -187,7 +187,7 @@ class Display:
 
     @property
     def waited_for(self) -> str:
-        """What a bar says of it."""
+        """Return what a bar says of it."""
         return escape(printable(self._activity.text)) if self._activity is not None else ""
 
 
@@ -228,7 +228,7 @@ def _console(quiet: bool) -> Console:
 
 
 def duration(seconds: float) -> str:
-    """Such as `0:31` or `2:05:09`."""
+    """Return such as `0:31` or `2:05:09`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -147,7 +147,7 @@ class RunDirectory:
         return aside
 
     def log_bytes(self) -> dict[str, int]:
-        """How long metrics and cold start are by now; RunError where one is shorter than it was left."""
+        """Return how long metrics and cold start are by now; RunError where one is shorter than it was left."""
         sizes = {name: (self.path / name).stat().st_size for name in LOGS if (self.path / name).exists()}
         if lost := [name for name in LOGS if sizes.get(name, 0) < self._sizes.get(name, 0)]:
             self.check_lock()  # with its directory, perhaps

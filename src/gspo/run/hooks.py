@@ -45,7 +45,7 @@ def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hoo
 def call_hooks(
     hooks: Mapping[str, Hook], line: Line, samples: Callable[[], Sequence[Line]], failed: Callable[..., None]
 ) -> Action:
-    """What all hooks ask for after a step; where several set the same, the last one's counts.
+    """Return what all hooks ask for after a step; where several set the same, the last one's counts.
 
     Each has copies of its own to look at. `failed` is called with the name and the error of one that fails.
     """
@@ -63,7 +63,7 @@ def call_hooks(
 
 
 def fault_of(name: str, error: BaseException, hook: Hook) -> UserError:
-    """What is to be said of a hook that has failed."""
+    """Return what is to be said of a hook that has failed."""
     fix = "correct it, then resume; with hook_errors: warn a run goes on without what a failing hook asks for"
     if isinstance(error, SystemExit):
         fix = f'return {{"stop": "why"}} to end a run; {fix}'

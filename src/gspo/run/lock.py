@@ -40,7 +40,7 @@ class Lock:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a process on this machine has the directory's lock, that is, whether its run goes on."""
+    """Tell whether a process on this machine has the directory's lock, that is, whether its run goes on."""
     try:
         with (directory / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def _takes_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the file is still the one of that name."""
+    """Tell whether the file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except OSError:

@@ -71,7 +71,7 @@ def _sized(recipe: Recipe, inputs: Inputs) -> Any:
 
 
 def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.device, num_ranks: int = 1) -> Memory:
-    """What a run holds on its device where responses are as long as they may be, by docs/guides/memory.md.
+    """Return what a run holds on its device where responses are as long as they may be, by docs/guides/memory.md.
 
     Of several ranks, on one host, what rank 0 holds, which copies all weights for a checkpoint.
     """
@@ -97,7 +97,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
 
 
 def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
-    """What a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
+    """Return what a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
     width = _width(recipe, device_of(recipe.model.device))
     model = empty_model(recipe.model, deepcopy(config))
     weights = width * _count(model)
@@ -170,7 +170,7 @@ def available_bytes(device: torch.device) -> float:
 
 
 def _pass_tokens(recipe: Recipe, prompt_tokens: int) -> int:
-    """Tokens of the largest forward pass of an update."""
+    """Return tokens of the largest forward pass of an update."""
     rollout, actor = recipe.rollout, recipe.actor
     group = prompt_tokens + rollout.group_size * rollout.max_new_tokens
     in_all = rollout.queries_per_step // actor.mini_batches * group

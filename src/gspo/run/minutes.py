@@ -96,7 +96,7 @@ def _training_seconds(recipe: Recipe, num_parameters: int, prompt_tokens: float,
 
 
 def in_words(seconds: float) -> str:
-    """Such as 40 s, 12 minutes or 3.5 hours."""
+    """Return such as 40 s, 12 minutes or 3.5 hours."""
     if seconds < 100:
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"

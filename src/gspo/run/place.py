@@ -19,7 +19,7 @@ _BEGINNINGS = re.compile(
 
 
 def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
-    """UserError where the run's directory is taken; with `overwrite`, where what is there is not an ended run."""
+    """Raise UserError where the run's directory is taken; with `overwrite`, where what is there is not an ended run."""
     path = recipe.run_dir
     if is_free(path):
         return None
@@ -63,14 +63,14 @@ def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> None:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nothing is there, or no more than what a run leaves that was killed as it began."""
+    """Tell whether nothing is there, or no more than what a run leaves that was killed as it began."""
     if not path.is_dir():
         return not path.exists()
     return all(_BEGINNINGS.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
-    """What goes on with the run of a recipe."""
+    """Return what goes on with the run of a recipe."""
     on_step = "on_step=…, " if has_on_step else ""
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"

@@ -149,7 +149,7 @@ def _read_rows(
     saved: Checkpoint | None,
     say: Callable[[str], object],
 ) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
-    """Rows and demonstrations, which must be those of the run that is resumed."""
+    """Return rows and demonstrations, which must be those of the run that is resumed."""
     say(f"reading {recipe.queries.path or 'the queries'}")
     check_watched(recipe, [each.name for each in set_rows])
     num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
@@ -204,7 +204,7 @@ def _cold_started_model(run: Path) -> Path:
 def _fitting_texts(
     recipe: Recipe, rows: RowSet, set_rows: Sequence[SetRows], pairs: Sequence[tuple[Row, str]]
 ) -> Iterable[str]:
-    """What a fitted tokenizer must be able to write."""
+    """Return what a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
         yield from filter(None, (queries.template, queries.system))
     for row in (*rows.train, *rows.held_out, *(row for own in set_rows for row in own.rows)):

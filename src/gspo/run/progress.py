@@ -53,7 +53,7 @@ class Progress:
         return self.ended[0] if self.ended and self.ended[1] == steps else None
 
     def is_over(self, steps: int) -> bool:
-        """Whether a run of so many steps has ended, early or not."""
+        """Tell whether a run of so many steps has ended, early or not."""
         return self.steps >= steps or self.reason_for_end(steps) is not None
 
     def sampling(self, rollout: RolloutConfig) -> RolloutConfig:
@@ -62,7 +62,7 @@ class Progress:
 
     @property
     def position(self) -> Position:
-        """What a checkpoint made now is named by."""
+        """Return what a checkpoint made now is named by."""
         return Position(self.steps, 0 if self.batch is None else 1 + bool(self.reports))
 
 
@@ -107,7 +107,7 @@ def encode(record: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def decode(text: str, tensors: Mapping[str, Tensor], queries: Mapping[str, Query]) -> Any:
-    """What `encode` was given, its lists as tuples; queries are named by id and looked up."""
+    """Return what `encode` was given, its lists as tuples; queries are named by id and looked up."""
 
     def value_of(tree: Any) -> Any:
         if isinstance(tree, list):

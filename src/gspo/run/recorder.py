@@ -211,7 +211,7 @@ class Recorder:
 
 
 def _skipped_in_a_row(progress: Progress, applied: Sequence[bool]) -> list[int]:
-    """How many updates in a row have been skipped, before the first of these updates and after each of them."""
+    """Return how many updates in a row have been skipped, before the first of these updates and after each of them."""
     return list(accumulate(applied, lambda count, ok: 0 if ok else count + 1, initial=progress.skipped_in_a_row))
 
 

@@ -113,7 +113,7 @@ def rounding_changes(saved: Checkpoint, recipe: Recipe, environment: Mapping[str
 def check_rows(
     saved: Checkpoint, recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()
 ) -> None:
-    """UserError where the data is not what the run was trained on so far."""
+    """Raise UserError where the data is not what the run was trained on so far."""
     rows = rows.of_first(saved.manifest.get("num_streamed", 0))
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs, sets):
         fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
@@ -189,7 +189,7 @@ def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
 
 
 def _new_run(home: Path, recipe: Recipe) -> str:
-    """How another run is begun from the weights in `model` there."""
+    """Return how another run is begun from the weights in `model` there."""
     keys = f"model.path={home / 'model'} cold_start.steps=0 output_dir=…"
     if recipe.model.architecture is not None:
         keys += " model.architecture=null model.tokenizer=null"

@@ -128,7 +128,7 @@ class Run:
             loop.start(self.source.close()).result()
 
     def trainer_state(self, steps: int) -> TrainerState:
-        """What reward functions get of the run once so many steps are finished."""
+        """Return what reward functions get of the run once so many steps are finished."""
         drawn = self.progress.batches_drawn * self.recipe.rollout.queries_per_step - len(self.progress.ahead)
         return TrainerState(global_step=steps, max_steps=self.recipe.steps, epoch=drawn / len(self.parts.queries.train))
 
@@ -255,7 +255,7 @@ def _engine(recipe: Recipe, trainer: Trainer, longest_sequence: int, say: Callab
 
 
 def _about(trainer: Trainer, parts: Prepared, engine: Engine) -> Mapping[str, Any]:
-    """What must be, or should be, the same when the run is resumed."""
+    """Return what must be, or should be, the same when the run is resumed."""
     return {
         "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks),
         "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),

@@ -78,7 +78,7 @@ def introduction(recipe: Recipe, policy: Policy, parts: Prepared) -> str:
 
 
 def shown_tokens(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Such as `"<|im_end|>" (2)`: the texts of tokens and their ids."""
+    """Return such as `"<|im_end|>" (2)`: the texts of tokens and their ids."""
     return ", ".join(f"{json.dumps(tokenizer.decode([index]), ensure_ascii=False)} ({index})" for index in ids)
 
 
@@ -149,7 +149,7 @@ def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _time(line: Mapping[str, Any]) -> str:
-    """Such as `2.05 s a step (sampling 48%, …)`: the time, then each stage of at least a hundredth of it."""
+    """Return such as `2.05 s a step (sampling 48%, …)`: the time, then each stage of at least a hundredth of it."""
     stages = {name: sum(line.get(f"time/{part}_seconds", 0.0) for part in parts) for name, parts in _STAGES.items()}
     stages["other"] = max(0.0, line.get("time/total_seconds", 0.0) - sum(stages.values()))
     total = sum(stages.values())

@@ -207,7 +207,7 @@ SOCKET_BYTES = 2 * int(BUFFER[: read("/proc/sys/net/core/wmem_default")])
 
 
 def kept() -> list[int]:
-    """What the kernel keeps beside processes: sockets, and blocks and files, also those without a name."""
+    """Return what the kernel keeps beside processes: sockets, and blocks and files, also those without a name."""
     stored = [os.statvfs(path) for path in TEMPORARY]
     return [num_sockets(), *(number for place in stored for number in (place.f_bfree, place.f_ffree))]
 

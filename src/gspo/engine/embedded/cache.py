@@ -39,7 +39,7 @@ class InPlaceLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Tokens held."""
+        """Return tokens held."""
         return self._length
 
     def reorder_cache(self, beam_idx: Int[Tensor, "K"]) -> None:
@@ -91,5 +91,5 @@ def in_place_cache(config: Any, *, most: int) -> DynamicCache:
 
 
 def is_in_place(cache: DynamicCache | None) -> bool:
-    """Whether there is a cache of which every layer keeps the whole past, in place."""
+    """Tell whether there is a cache of which every layer keeps the whole past, in place."""
     return cache is not None and all(type(layer) is InPlaceLayer for layer in cache.layers)

@@ -62,7 +62,7 @@ class Transcript:
         return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
 
     def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
-        """All tokens of these completions so far."""
+        """Return all tokens of these completions so far."""
         if not self._steps:
             return [[] for _ in index]
         owner, token = torch.cat([step[0] for step in self._steps]), torch.cat([step[1] for step in self._steps])
@@ -254,7 +254,7 @@ class Decoding:
                 return rows
 
     def _are_complete(self, rows: Rows, count: int) -> Bool[Tensor, "R"]:
-        """Whether each row's newest tokens, so many, complete a text that ends it."""
+        """Tell whether each row's newest tokens, so many, complete a text that ends it."""
         rows_of_tokens = zip(rows.index.tolist(), self.transcript.newest(count).tolist(), strict=True)
         sampled = rows.sampled.tolist()
         for row, (number, tokens) in enumerate(rows_of_tokens):
@@ -323,12 +323,12 @@ class Decoding:
         rows.logits, rows.experts = read.logits, read.experts
 
     def _sequences(self, rows: Rows) -> list[list[int]]:
-        """Each row's prompt and completion so far."""
+        """Return each row's prompt and completion so far."""
         tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
         return [[*self.prompts[number].ids, *tokens] for number, tokens in tokens_by_row]
 
     def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
-        """Rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
+        """Return rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
         policy, device = self.policy, self.policy.device
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)[:, None]
         width = max(map(len, sequences))

@@ -48,7 +48,7 @@ def read_tokens(
 
 
 def _cache_name(trunk: Any) -> str:
-    """What a trunk calls its keys and values: transformers has another name for them since 5.24."""
+    """Return what a trunk calls its keys and values: transformers has another name for them since 5.24."""
     return "cache" if "cache" in inspect.signature(trunk.forward).parameters else "past_key_values"
 
 

@@ -31,7 +31,7 @@ class Gap:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is what rounding leaves."""
+        """Tell whether it is what rounding leaves."""
         return self.mean <= self.tolerance  # NaN is not
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Probe:
         self._prompts = [tuple(prompt.tolist()) for prompt in prompts]
 
     def requests(self, label: str, seed: int) -> list[SampleRequest]:
-        """What the server is asked for with the weights of this label; no token ends a completion."""
+        """Return what the server is asked for with the weights of this label; no token ends a completion."""
         sampling = Sampling(temperature=self._temperature)
         return [
             SampleRequest(

@@ -36,7 +36,7 @@ class ServerProcess:
             )
 
     def has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has, or does within the seconds: its supervisor ends with it, but a little later."""
+        """Tell whether it has, or does within the seconds: its supervisor ends with it, but a little later."""
         try:
             self._supervisor.wait(seconds)
             return True
@@ -44,7 +44,7 @@ class ServerProcess:
             return False
 
     def said(self) -> str:
-        """What this server has written to its log: the first lines that name an error, and the last ones."""
+        """Return what this server has written to its log: the first lines that name an error, and the last ones."""
         with self.log.open("rb") as file:
             file.seek(self._start)
             lines = [line[:_LINE] for line in file.read().decode(errors="replace").splitlines()]

@@ -37,7 +37,7 @@ class HostActor:
         self._process = ServerProcess(command, environment, log)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of the server's process says."""
+        """Return what a method of the server's process says."""
         return getattr(self._process, method)(*arguments)
 
 
@@ -62,14 +62,14 @@ class RayHost:
         return self
 
     def has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether the server has, or its node is gone."""
+        """Tell whether the server has, or its node is gone."""
         try:
             return bool(self._answer(self._actor.ask, "has_ended", seconds))
         except LostHostError:
             return True
 
     def said(self) -> str:
-        """What the server has written to its log, or that its node is gone."""
+        """Return what the server has written to its log, or that its node is gone."""
         try:
             return str(self._answer(self._actor.ask, "said"))
         except LostHostError as error:

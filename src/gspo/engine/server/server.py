@@ -83,7 +83,7 @@ class Server:
             raise NoAnswerError(f"{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
     async def is_well(self) -> bool:
-        """Whether it answers of its health."""
+        """Tell whether it answers of its health."""
         try:
             await self.ask(_HEALTH)
             return True

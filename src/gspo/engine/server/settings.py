@@ -16,7 +16,7 @@ TRANSFERS = ("ipc", "nccl")  # the ways of weights that are vLLM's own
 
 
 def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str], *, longest: int) -> None:
-    """UserError where no server could be started with the settings, or one that computes something else.
+    """Raise UserError where no server could be started with the settings, or one that computes something else.
 
     `refused` has the options that are not the user's, and why; `longest` is the longest sequence that a run may need.
     """
@@ -36,7 +36,7 @@ def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str]
 
 
 def check_transfer(name: str, settings: ServerConfig, device: torch.device, *, on_cluster: bool) -> None:
-    """UserError where weights cannot get to the engine of this name from a trainer on this device as they should.
+    """Raise UserError where weights cannot get to the engine of this name from a trainer on this device as they should.
 
     `on_cluster`: it is not the settings that say where servers run, but the section `cluster`.
     """
@@ -55,7 +55,7 @@ def check_transfer(name: str, settings: ServerConfig, device: torch.device, *, o
 
 
 def check_experts(name: str, device: torch.device) -> None:
-    """UserError where an engine returns no experts on the device."""
+    """Raise UserError where an engine returns no experts on the device."""
     if name == "vllm" and device.type == "cpu":
         what = "vLLM returns the experts that it routed to by its V2 model runner only, which does not run on a CPU"
         raise UserError(what, where="actor.routing_replay: engine", fix="set routing_replay: policy, or use a GPU")

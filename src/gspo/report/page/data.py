@@ -25,7 +25,7 @@ _GENERATED = "throughput/generated_tokens_per_second"
 
 
 def run_data(runs: Sequence[RunFiles], *, live: bool = False) -> dict[str, Any]:
-    """All that the page shows but the samples. `live`: the page fetches it again from its server."""
+    """Return all that the page shows but the samples. `live`: the page fetches it again from its server."""
     arms, lines = arms_of(runs), [line for run in runs for line in run.lines]
     return {
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -59,7 +59,7 @@ def _label(runs: Sequence[RunFiles]) -> str:
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Each key whose value is not the same in all of these recipes, with each value."""
+    """Return each key whose value is not the same in all of these recipes, with each value."""
     recipes = [leaves(run.recipe) for run in runs]
     rows = {key: [own.get(key, "–") for own in recipes] for recipe in recipes for key in recipe}
     own = [(key, row) for key, row in rows.items() if key.split(".")[0] not in _SAME_ARM]
@@ -120,7 +120,7 @@ def _definitions(metrics: Iterable[str]) -> dict[str, tuple[str, str, str]]:
 
 
 def state_sentence(run: RunFiles) -> str:
-    """How far the run is, whether it is still running, and which command resumes it if it is not."""
+    """Return how far the run is, whether it is still running, and which command resumes it if it is not."""
     done = f"{run.num_steps} of {run.recipe['steps']} steps"
     reason, again = run.last("ended").get("reason"), f"it can be resumed: gspo resume {run.path}"
     return {
@@ -135,7 +135,7 @@ def state_sentence(run: RunFiles) -> str:
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
-    """Each diagnosis that held at a step, in its last words, with the first and the last such step."""
+    """Return each diagnosis that held at a step, in its last words, with the first and the last such step."""
     actor, steps = _actor(run.recipe), run.steps
     held: dict[str, tuple[str, int, int]] = {}
     for number in range(max(1, min(WINDOW, len(steps))), len(steps) + 1):

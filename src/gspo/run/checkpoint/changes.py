@@ -52,7 +52,7 @@ class Change:
 
 
 def recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """What differs between two recipes given as nested mappings."""
+    """Return what differs between two recipes given as nested mappings."""
     return [
         Change(key=key, was=was, now=value, effect=_effect(key))
         for key, was, value in _different(dict(_leaves(then)), dict(_leaves(now)))
@@ -60,7 +60,7 @@ def recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chan
 
 
 def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """What differs between two environments, by name."""
+    """Return what differs between two environments, by name."""
     return [Change(key=key, was=was, now=value, effect="rounding") for key, was, value in sorted(_different(then, now))]
 
 

@@ -68,7 +68,7 @@ class Checkpointer:
 
     @property
     def path(self) -> Path:
-        """Where the checkpoint of the last safe point lies, once it is made."""
+        """Return where the checkpoint of the last safe point lies, once it is made."""
         return self.store.path(self.progress.position)
 
     def note(self, progress: Progress) -> None:

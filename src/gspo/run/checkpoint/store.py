@@ -56,7 +56,7 @@ class Checkpoint:
 
     @property
     def is_cold_start(self) -> bool:
-        """Whether it is of the cold start: under way, or finished."""
+        """Tell whether it is of the cold start: under way, or finished."""
         return self.path.name == COLD_START or self.path.parent.name == COLD_CHECKPOINTS
 
 
@@ -71,11 +71,11 @@ class Store:
         self.root = root
 
     def unfinished(self, position: Position) -> Path:
-        """Where a checkpoint is written before it counts."""
+        """Return where a checkpoint is written before it counts."""
         return self.root / f"{_UNFINISHED}{position.name}"
 
     def path(self, position: Position) -> Path:
-        """Where a checkpoint lies once it counts."""
+        """Return where a checkpoint lies once it counts."""
         return self.root / position.name
 
     def positions(self) -> list[Position]:
@@ -120,7 +120,7 @@ class Store:
 
 
 def finished_cold_start(run: Path) -> Checkpoint | None:
-    """What the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
+    """Return what the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
     path = run / COLD_START
     try:
         return Checkpoint(path=path, manifest=verified(path)) if path.exists() else None

@@ -67,7 +67,7 @@ def end_group(group: int, *, seconds: float = 5.0) -> None:
 
 
 def _members(group: int) -> list[psutil.Process]:
-    """Those that have not ended, but perhaps not been waited for."""
+    """Return those that have not ended, but perhaps not been waited for."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
