@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -91,3 +92,25 @@ def test_it_can_be_waited_for_where_another_loop_runs() -> None:
         return loop.run(asyncio.sleep(0, 3))
 
     assert asyncio.run(notebook()) == 3
+
+
+def test_what_is_cancelled_has_time_to_end() -> None:
+    """One that ends at once must not have the others, which end what they have begun, cancelled a second time."""
+    ended = []
+
+    async def begun() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append(True)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(loop.all_of([asyncio.sleep(60), begun(), begun()]))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert ended == [True, True]
+
+    asyncio.run(cancelled())

@@ -62,7 +62,8 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # else it may be ending what it has begun, which a second time would cut short
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
