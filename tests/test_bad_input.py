@@ -244,7 +244,7 @@ def test_an_empty_output_directory_is_used_and_one_behind_a_link_too() -> None:
 
 REWARDS = {
     "raises": ("def score(completions, **columns):\n    return [1 / 0 for _ in completions]\n", "ZeroDivisionError"),
-    "too few": ("def score(completions, **columns):\n    return [1.0]\n", "1 values for 2 completions"),
+    "too few": ("def score(completions, **columns):\n    return [1.0]\n", "a list of 1 for 2 completions"),
     "NaN": ("def score(completions, **columns):\n    return [float('nan')] * len(completions)\n", "nan"),
     "strings": ("def score(completions, **columns):\n    return ['1.0'] * len(completions)\n", "'1.0'"),
     "a number": ("def score(completions, **columns):\n    return 1.0\n", "1.0 for 2 completions"),

@@ -272,7 +272,7 @@ def test_a_query_of_any_name_is_found_and_named(query: str) -> None:
     write(s1=[sample(query)], s2=[sample("z"), sample(query)], s3=[sample("z")])
     assert json_lines(shown(query=query, as_json=True)) == [{**sample(query), "step": 2}]
     said = shown(2)
-    assert f"1 more queries in this step: {query}\n".replace("\x1b", "␛") in said
+    assert f"other queries in this step (1): {query}\n".replace("\x1b", "␛") in said
     assert "this query in other steps: 1\n" in shown(query=query) and "\x1b" not in said
 
 
@@ -280,7 +280,7 @@ def test_the_footer_says_how_to_see_the_steps_other_queries_and_the_querys_other
     steps: dict[str, Any] = {f"s{step}": [sample("a")] for step in range(1, 12)}
     write(**steps, s12=[sample("a")] * 3 + [sample(query) for query in "bcdefgh"])
     said = shown(query="a")
-    assert "7 more queries in this step: b, c, d, e, f and 2 more\n  gspo show runs/a --step 12 --query b\n" in said
+    assert "other queries in this step (7): b, c, d, e, f and 2 more\n  gspo show runs/a --step 12 --query b\n" in said
     others = "11, 10, 9, 8, 7, 6, 5, 4 and 3 more\n  gspo show runs/a --step 11 --query a\n"
     assert f"this query in other steps: {others}" in said
 

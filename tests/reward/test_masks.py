@@ -64,7 +64,7 @@ SOURCES = {
     ),
     "invalid by its size": (
         "def f(completions, **columns):\n    return [1.0 for text in completions if text == 'good']\n",
-        r"reward function f: it returns 0 values for 1 completion$",
+        r"reward function f: it returns a list of 0 for 1 completion$",
     ),
 }
 
@@ -192,7 +192,7 @@ def test_strictly_every_failure_ends_the_run(weight: float, groups: Any) -> None
         return [1.0]  # right for one completion by itself
 
     function = RewardFunction(name="f", call=counts_wrong, weight=weight)
-    with pytest.raises(UserError, match=r"f, row data:10: it returns 1 values for 10 completions\n"):
+    with pytest.raises(UserError, match=r"f, row data:10: it returns a list of 1 for 10 completions\n"):
         score(groups(*[["a"]] * 9, ["a"] * 10), [function], strict=True)
 
 

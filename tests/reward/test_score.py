@@ -202,8 +202,8 @@ def test_numbers_of_every_kind_are_taken(values: Any, groups: Any, functions: An
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([1.0], "returns 1 values for 2 completions"),
-        ([1.0, 1.0, 1.0], "returns 3 values for 2 completions"),
+        ([1.0], "returns a list of 1 for 2 completions"),
+        ([1.0, 1.0, 1.0], "returns a list of 3 for 2 completions"),
         (1.0, r"returns 1\.0 for 2 completions"),
         (None, "returns None for 2 completions"),
         ("ab", "returns 'ab' for 2 completions"),

@@ -209,7 +209,7 @@ def _elsewhere(run: RunFiles, chosen: _Chosen) -> Iterator[Text]:
     command = f"  gspo show {shlex.quote(str(run.path))} --step"
     others = [other for other in chosen.groups if other != chosen.query]
     if others:
-        yield Text(f"{len(others)} more queries in this step: {_named(others)}")
+        yield Text(f"other queries in this step ({len(others)}): {_named(others)}")
         yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
     files = sorted(run.rollout_files.items(), reverse=True)
     steps = [step for step, path in files if step != chosen.step and chosen.query in _queries_in(path)]

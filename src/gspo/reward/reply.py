@@ -80,7 +80,7 @@ def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
         values = log.scores(values)
     if isinstance(values, list | tuple) and len(values) == size:
         return Reply(values=[*map(_score, values)], metrics=log.metrics, columns=log.columns, refused=log.refused)
-    count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
+    count = f"a list of {len(values)}" if isinstance(values, list | tuple) else repr(values)[:80]
     return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
 
 
