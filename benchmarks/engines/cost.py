@@ -77,8 +77,8 @@ def _requests(work: Work, policy: Policy, engine: ServerEngine, key: SamplingKey
 
 
 def _place(engine: ServerEngine) -> tuple[str, Mapping[str, str]]:
-    server = engine._fleet.servers[0]
-    return f"{server.url}/inference/v1/generate", {"Authorization": f"Bearer {server.key}"}
+    address = engine._fleet.servers[0].address
+    return f"{address.url}/inference/v1/generate", address.headers
 
 
 def _tokens_of(answers: Sequence[Any]) -> list[list[int]]:

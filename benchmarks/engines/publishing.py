@@ -150,9 +150,9 @@ def _watched(engine: ServerEngine) -> Iterator[Watched]:
     watched, fleet, server = Watched(), engine._fleet, engine._fleet.servers[0]
     ask, in_memory, gap = server.ask, weights.in_memory, fleet._probe.gap
 
-    async def watched_ask(request: Request, **options: Any) -> Any:
+    async def watched_ask(client: Any, request: Request, **options: Any) -> Any:
         with watched.part(_BY_PATH.get(request.path, _OTHER)):
-            return await ask(request, **options)
+            return await ask(client, request, **options)
 
     @contextmanager
     def watched_weights(*arguments: Any, **options: Any) -> Iterator[list[str]]:

@@ -13,11 +13,14 @@ from gspo.engine.server.api import ServerApi
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.fleet import Fleet
 from gspo.engine.server.probe import LENGTH, Probe
-from gspo.engine.server.process import LOOPBACK, ThisHost
-from gspo.engine.server.ray_host import Host, ray_hosts
-from gspo.engine.server.settings import check_experts, check_settings, check_transfer
+from gspo.engine.server.process import LOOPBACK, Host, ThisHost
+from gspo.engine.server.ray_host import ray_hosts
+from gspo.engine.server.settings import check_experts, check_settings
+from gspo.engine.server.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
 from gspo.engine.server.sglang import SglangApi
+from gspo.engine.server.vllm import REFUSED_OPTIONS as VLLM_REFUSED
 from gspo.engine.server.vllm import VllmApi
+from gspo.engine.server.vllm_sender import check_transfer
 from gspo.errors import UserError
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.schema import Recipe
@@ -41,10 +44,9 @@ def check_engine(recipe: Recipe, *, device: torch.device, longest_sequence: int)
     name = recipe.rollout.engine
     if name == "embedded":
         return
-    settings: ServerConfig = getattr(recipe.rollout, name)
-    refused = (VllmApi if name == "vllm" else SglangApi).refused_options
-    check_settings(name, settings, refused, longest=longest_sequence)
-    check_transfer(name, settings, device, on_cluster=recipe.cluster.engines > 0)
+    refused = {"vllm": VLLM_REFUSED, "sglang": SGLANG_REFUSED}[name]
+    check_settings(name, getattr(recipe.rollout, name), refused, longest=longest_sequence)
+    check_transfer(name, getattr(recipe.rollout, name), device, on_cluster=recipe.cluster.engines > 0)
     if recipe.actor.routing_replay == "engine":
         check_experts(name, device)
 
@@ -62,41 +64,31 @@ def make_engine(
     A server writes its log into the directory, and takes prompt and completion of up to `longest_sequence` tokens.
     UserError where it cannot be used.
     """
-    half_of_the_cores = None
-    if recipe.rollout.at_publish != "none" and policy.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        half_of_the_cores = max(1, torch.get_num_threads() // 2)  # for training, and for sampling beside it
     if recipe.rollout.engine == "embedded":
-        return _embedded_engine(recipe, policy, half_of_the_cores, say)
-    return _server_engine(
-        recipe,
-        policy,
-        half_of_the_cores,
-        longest_sequence=longest_sequence,
-        directory=directory,
-        say=say,
-    )
+        return _embedded_engine(recipe, policy, say)
+    return _server_engine(recipe, policy, longest_sequence=longest_sequence, directory=directory, say=say)
 
 
-def _embedded_engine(
-    recipe: Recipe, policy: Policy, num_threads: int | None, say: Callable[[str], object]
-) -> EmbeddedEngine:
-    rollout, copy = recipe.rollout, None
+def _embedded_engine(recipe: Recipe, policy: Policy, say: Callable[[str], object]) -> EmbeddedEngine:
+    rollout, options = recipe.rollout, dict[str, Any]()
     if rollout.at_publish != "none":  # it samples while the policy is trained
         say("loading the engine's copy of the model")
         model = recipe.model.model_copy(update={"dtype": str(policy.dtype).removeprefix("torch.")})
         copy = load_policy(model, policy.tokenizer, seed=recipe.seed, stop_tokens=rollout.stop_tokens)
-    return EmbeddedEngine(
-        policy,
-        max_rows=rollout.max_rows,
-        copy=copy,
-        at_publish=rollout.at_publish,
-        num_threads=num_threads,
-    )
+        options = {"copy": copy, "at_publish": rollout.at_publish}
+        options["num_threads"] = _half_of_the_cores() if _shares_cores(policy) else None
+    return EmbeddedEngine(policy, max_rows=rollout.max_rows, **options)
 
 
-def _server_engine(
-    recipe: Recipe, policy: Policy, num_threads: int | None, *, longest_sequence: int, **options: Any
-) -> ServerEngine:
+def _shares_cores(policy: Policy) -> bool:
+    return policy.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
+
+
+def _half_of_the_cores() -> int:
+    return max(1, torch.get_num_threads() // 2)
+
+
+def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **options: Any) -> ServerEngine:
     """The engine of a recipe whose `rollout.engine` is a server; options are those of Fleet."""
     rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
@@ -113,7 +105,8 @@ def _server_engine(
         api = SglangApi(settings, experts=experts, **common)
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     probe = Probe(policy, getattr(torch, dtype), rollout.temperature)
-    hosts = _hosts(recipe, settings, num_threads)
+    shares_cores = _shares_cores(policy) and rollout.at_publish != "none"
+    hosts = _hosts(recipe, settings, shares_cores=shares_cores)
     max_length = max(longest_sequence, LENGTH)
     fleet = Fleet(api, policy, probe, settings, hosts, dtype=dtype, max_length=max_length, **options)
     return ServerEngine(
@@ -121,17 +114,17 @@ def _server_engine(
         fleet,
         request_seconds=settings.request_seconds * (1 + rollout.max_staleness),  # steps asked for at the same time
         experts=routing.dtype if returns_experts and routing else None,
-        num_threads=num_threads if hosts else None,
+        num_threads=_half_of_the_cores() if shares_cores and hosts else None,
     )
 
 
-def _hosts(recipe: Recipe, settings: ServerConfig, num_threads: int | None) -> list[Host]:
-    """Return where the run's own servers are started, one on each; they share the threads."""
+def _hosts(recipe: Recipe, settings: ServerConfig, *, shares_cores: bool) -> list[Host]:
+    """Return where the run's own servers are started, one on each; on a CPU they share half of the cores."""
     if settings.urls:
         return []
     if not recipe.cluster.engines:
         devices = settings.devices or (None,)
-        threads = None if num_threads is None else max(1, num_threads // len(devices))
+        threads = max(1, _half_of_the_cores() // len(devices)) if shares_cores else None
         return [ThisHost(devices=each, threads=threads) for each in devices]
     hosts = ray_hosts(recipe.cluster.engines)
     if settings.weights == "memory" and any(host.address != LOOPBACK for host in hosts):

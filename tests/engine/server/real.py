@@ -13,8 +13,9 @@ from tests.needs import VLLM, require
 from gspo import loop
 from gspo.engine.make import make_engine
 from gspo.engine.server.engine import ServerEngine
-from gspo.engine.server.process import ServerProcess, ThisHost
-from gspo.engine.server.server import new_client, start_server
+from gspo.engine.server.process import Process, ThisHost
+from gspo.engine.server.requests import Connection
+from gspo.engine.server.server import start_server
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
@@ -46,7 +47,7 @@ class RunningServer:
     """A server with no policy's weights, as somebody else has started it."""
 
     url: str
-    process: ServerProcess
+    process: Process
 
 
 @contextmanager
@@ -57,15 +58,14 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
-    client = new_client()
-    server = start_server(api, ThisHost(), client, number=0, directory=directory, key=KEY, **options)
-    assert isinstance(server.process, ServerProcess)
+    server, connection = start_server(api, ThisHost(), number=0, directory=directory, key=KEY, **options), Connection()
+    assert server.process is not None
     try:
-        loop.run(server.wait_until_ready(START_SECONDS, max_length=LONGEST))
-        yield RunningServer(url=server.url, process=server.process)
+        loop.run(server.wait_until_ready(connection.client, START_SECONDS, max_length=LONGEST))
+        yield RunningServer(url=server.address.url, process=server.process)
     finally:
-        loop.run(client.aclose())
-        server.process.end()
+        connection.close()
+        server.end()
 
 
 def engine_of(

@@ -8,17 +8,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from typing import Any, ClassVar
 
-import httpx
 import pytest
 import torch
 
 from gspo import loop
-from gspo.engine.server import settings as server_settings
-from gspo.engine.server import vllm_transfer
-from gspo.engine.server.server import NoAnswerError, Server, new_client
-from gspo.engine.server.settings import check_transfer
+from gspo.engine.server import vllm_sender, vllm_transfer
+from gspo.engine.server.requests import Address, Connection, NoAnswerError
+from gspo.engine.server.server import Server
 from gspo.engine.server.vllm import VllmApi
-from gspo.engine.server.vllm_transfer import Source, Transfer
+from gspo.engine.server.vllm_sender import Source, check_transfer
+from gspo.engine.server.vllm_transfer import Transfer
 from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import ServerConfig
@@ -43,8 +42,7 @@ class FakeServer(ThreadingHTTPServer):
     @property
     def as_server(self) -> Server:
         api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False)
-        url = f"http://127.0.0.1:{self.server_port}"
-        return Server(name="it", api=api, client=client(), url=url, key="key")
+        return Server(name="it", api=api, address=Address(f"http://127.0.0.1:{self.server_port}", "key"))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,14 +113,14 @@ def fake_sender(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def client() -> httpx.AsyncClient:
+def connection() -> Connection:
     """One for all hand-overs, as a run has it."""
-    return new_client()
+    return Connection()
 
 
 def hand_over(transfer: Transfer, server: FakeServer, label: str, *, scrambled: bool = False) -> None:
     async def work() -> None:
-        await own(server.as_server, label)
+        await own(connection().client, server.as_server, label)
 
     with transfer.ready(scrambled=scrambled) as own:
         loop.run(work())
@@ -235,7 +233,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     problem: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_settings.importlib.util, "find_spec", lambda _: object() if has_vllm else None)
+    monkeypatch.setattr(vllm_sender.importlib.util, "find_spec", lambda _: object() if has_vllm else None)
     config = ServerConfig.model_validate(settings)
     if problem is None:
         check_transfer(name, config, torch.device(device), on_cluster=False)

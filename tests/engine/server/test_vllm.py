@@ -365,6 +365,22 @@ def test_a_run_that_goes_on_in_mid_step_has_no_gap_before_it_publishes(
     assert measured["engine/probe_gap_of_other_weights"] > 0.1 and measured["engine/publish_seconds"] == 0
 
 
+def test_a_server_that_somebody_has_started_anew_is_looked_at_like_a_new_one(
+    new_sampler: Callable[..., Sampler], policy: Policy, queries: list[Query], proxy: Proxy
+) -> None:
+    sampler = new_sampler()
+    expected = sampler.sample(queries, SETTINGS, KEY)
+    num_requests = len(proxy.requests)
+    proxy.disturb(answering(200, '{"weight_version": "default"}'), path="/weight_info", when=lambda body: True)
+    sampler.publish(1)
+    paths = [path for path, _ in proxy.requests[num_requests:]]
+    assert paths.count("/collective_rpc") == 2 and any(path.startswith("/server_info") for path in paths)
+    assert tokens(sampler.sample(queries, SETTINGS, KEY)) == tokens(expected)
+    num_requests = len(proxy.requests)
+    sampler.publish(2)
+    assert [path for path, _ in proxy.requests[num_requests:]].count("/collective_rpc") == 1
+
+
 def stale(exchange: Any) -> None:
     """A server that takes weights and keeps what it has."""
     exchange.answer(200, b'{"results": [0]}')
@@ -425,7 +441,7 @@ def test_weights_that_are_not_finite_are_not_given_to_a_server(
         last.view(-1)[0] = torch.nan
     with pytest.raises(DivergedError, match="not finite"):
         sampler.publish(1)
-    assert len(proxy.requests) == before
+    assert [path for path, _ in proxy.requests[before:]] == ["/weight_info"]  # whose weights it has, and no more
     with torch.no_grad():
         last.copy_(was)
     sampler.publish(2)

@@ -48,7 +48,7 @@ class _Pause:
     version: int
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    is_used: bool = False  # False: it was given up before anything was replaced
+    is_given_up: bool = False  # before anything was replaced
 
 
 class _Decoder:
@@ -104,7 +104,7 @@ class _Decoder:
     def _wait_out(self, pause: _Pause) -> None:
         pause.begun.set()
         pause.ended.wait()
-        if not pause.is_used:
+        if pause.is_given_up:
             return
         self.version = pause.version
         if self._decoding is not None:
@@ -224,13 +224,17 @@ class EmbeddedEngine:
             pause = _Pause(version=version)
             self._decoder.queue.put(pause)
             try:
-                while not pause.begun.wait(_LOOK_SECONDS):
-                    check_stop()
-                pause.is_used = True
+                self._wait_for(pause)
                 self._replace_weights()
             finally:
                 pause.ended.set()
         self._published = version
+
+    def _wait_for(self, pause: _Pause) -> None:
+        pause.is_given_up = True  # unless it has begun
+        while not pause.begun.wait(_LOOK_SECONDS):
+            check_stop()
+        pause.is_given_up = False
 
     @torch.no_grad()
     def _replace_weights(self) -> None:

@@ -1,11 +1,9 @@
-"""What gspo asks of a server, in the server's own words, which vLLM and SGLang have each."""
+"""What gspo asks of a server, in the server's own words: a protocol that vLLM and SGLang have."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -110,59 +108,34 @@ def completion_of(
     )
 
 
-class ServerApi(ABC):
-    """One kind of server, as gspo starts it, or as its documentation asks others to start it."""
+@runtime_checkable
+class ServerApi(Protocol):
+    """One kind of server."""
 
     name: str
     about_path: str  # where a GET says what `check` reads
-    refused_options: Mapping[str, str]  # those that are not the user's, and why
+    label_path: str  # where it says the label of the weights, as `weight_version`
 
-    @abstractmethod
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
-        """Return what starts a server for a model's configuration, on a device of that kind.
+        """Return what starts a server for a model's configuration, whatever its weights, on a device of that kind."""
+        ...
 
-        Its weights are dummies until some are published.
-        """
-
-    @abstractmethod
     def environment(self, key: str) -> Mapping[str, str]:
         """Return what the server's process gets besides the trainer's environment."""
+        ...
 
-    @abstractmethod
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
-        """Return the version and dtype; ValueError where log-likelihoods would not be the policy's."""
+        """The server's version and dtype; ValueError with the reason where it would compute something else."""
+        ...
 
-    @abstractmethod
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Replace the weights by those of the files, and forget what was computed with others."""
+        ...
 
-    @abstractmethod
     def sample(self, request: SampleRequest) -> Request:
-        """Ask for all completions at once: the prompt is read once."""
+        """Asks for completions of a prompt."""
+        ...
 
     def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
-        """Return the completions in their order; BadAnswerError where they are not what was asked for."""
-        try:
-            choices = sorted(self._choices(answer), key=itemgetter(0))
-            completions = [self._completion(choice, request) for _, choice in choices]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
-        numbers, asked = [number for number, _ in choices], len(request.prompts)
-        if numbers != [*range(asked)]:
-            what = f"{len(numbers)} completions where {asked} were asked for"
-            raise BadAnswerError(f"{what}, by index {numbers}")
-        return completions
-
-    @abstractmethod
-    def _choices(self, answer: Any) -> list[tuple[int, Any]]:
-        """Return the number of each completion, and what the answer says of it."""
-
-    @abstractmethod
-    def _completion(self, choice: Any, request: SampleRequest) -> Completion:
-        """Return what `completion_of` makes of it."""
-
-
-def check_needed(needed: Mapping[str, Any]) -> None:
-    """Raise ValueError where not all that is needed is so."""
-    if names := [name for name, is_so in needed.items() if not is_so]:
-        raise ValueError(f"it runs without what gspo needs: {', '.join(names)}")
+        """The completions, in their order; BadAnswerError where the answer is not that."""
+        ...

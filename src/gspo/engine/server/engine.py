@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from gspo import loop
 from gspo.engine.engine import Completion, LostError, Prompt, Sampling, in_groups
 from gspo.engine.server.api import BadAnswerError, SampleRequest, ServerApi
 from gspo.engine.server.fleet import Fleet
-from gspo.engine.server.server import NoAnswerError, RefusedError, Server
+from gspo.engine.server.requests import NoAnswerError, RefusedError
+from gspo.engine.server.server import Server
 from gspo.errors import RunError
 
 _MOST_REQUESTS = 256  # of one call to a server at once, each with a socket
@@ -45,7 +46,6 @@ class ServerEngine:
             torch.set_num_threads(num_threads)
         self._api, self._fleet, self._request_seconds, self._experts = api, fleet, request_seconds, experts
         self.num_tokens = 0  # sampled so far
-        self._under_way: set[Future[list[Completion]]] = set()
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
         """Ask for all at the same time, as Engine has it: a group in one request, shared out to servers.
@@ -59,49 +59,71 @@ class ServerEngine:
         for place, group in enumerate(in_groups(prompts)):
             own, server = [futures[number] for number in group], servers[place % len(servers)]
             part = [prompts[number] for number in group]
-            asked = loop.start(self._answer(server, turns[server.name], part, sampling))
-            self._under_way.add(asked)
-            asked.add_done_callback(self._under_way.discard)
-            _join(own, asked)
+            asked = self._fleet.connection.start(self._answer(server, turns[server.name], part, sampling, own))
+            _cancel_with(own, asked)
         return futures
 
     async def _answer(
-        self, server: Server, turns: asyncio.Semaphore, prompts: Sequence[Prompt], sampling: Sampling
-    ) -> list[Completion]:
-        fleet, num_recoveries = self._fleet, server.num_recoveries
-        experts = self._experts if sampling.record_experts else None
+        self,
+        server: Server,
+        turns: asyncio.Semaphore,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        futures: Sequence[Future[Completion]],
+    ) -> None:
+        error: Exception
+        num_recoveries = server.num_recoveries
         try:
             async with turns:
                 if server.problem:  # it has failed while this waited
                     raise LostError(server.problem)
-                since = fleet.proven_version
-                request = SampleRequest(
-                    prompts=prompts,
-                    sampling=sampling,
-                    versions=fleet.versions(since),
-                    experts=experts,
-                )
-                asked = self._api.sample(request)
-                answer = await server.ask_unless_it_hangs(asked, seconds=self._request_seconds)
-            # Other weights may have been published meanwhile.
-            completions = self._api.read(answer, replace(request, versions=fleet.versions(since)))
+                completions = await self._ask(server, prompts, sampling)
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
         except RefusedError as refused:
-            raise RunError(f"{server.name} refuses a request: {refused}") from None
-        except (NoAnswerError, BadAnswerError) as error:
-            problem = f"{server.name}: {error}"
+            error = RunError(f"{server.name} refuses a request: {refused}")
+        except (NoAnswerError, BadAnswerError) as problem:
+            error = LostError(f"{server.name}: {problem}")
             if server.num_recoveries == num_recoveries:  # else it has its weights again already
-                server.problem = server.problem or problem
-            raise LostError(problem) from None
-        fleet.num_failures = 0
-        self.num_tokens += sum(len(completion.token_ids) for completion in completions)
-        return completions
+                server.problem = server.problem or str(error)
+        except Exception as other:
+            error = other
+        else:
+            self._fleet.num_failures = 0
+            self.num_tokens += sum(len(completion.token_ids) for completion in completions)
+            for future, completion in zip(futures, completions, strict=True):
+                with suppress(InvalidStateError):  # it is given up
+                    future.set_result(completion)
+            return
+        for future in futures:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+    async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
+        fleet, client = self._fleet, self._fleet.connection.client
+        since = fleet.proven_version
+        experts = self._experts if sampling.record_experts else None
+        request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)
+        work = server.ask(client, self._api.sample(request), seconds=self._request_seconds)
+        answer = await server.unless_it_hangs(client, work)
+        # Other weights may have been published meanwhile.
+        return self._api.read(answer, replace(request, versions=fleet.versions(since)))
 
     def publish(self, version: int) -> None:
         """Hand the weights to the servers, and prove that each has them; RunError where one has not.
 
         A version that they have is handed to those alone that have failed.
         """
-        self._fleet.publish(version)
+        try:
+            if version != self._fleet.version:
+                self._fleet.publish(version)
+            else:
+                self._fleet.look_after()
+        except RunError:
+            self._fleet.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
+            raise
 
     def take_metrics(self) -> Mapping[str, float]:
         """What publishing took since the last call and what has failed; the gap of the last proof, if there was one."""
@@ -122,30 +144,17 @@ class ServerEngine:
         return {"engine": self._api.name, **self._fleet.servers[0].about}
 
     def close(self) -> None:
-        """Give up what is under way, and end the servers that this run has started."""
-        for asked in [*self._under_way]:
-            asked.cancel()
+        """End the servers that this run has started."""
         self._fleet.close()
         torch.set_num_threads(self._threads_before)
 
 
-def _join(futures: Sequence[Future[Completion]], asked: Future[list[Completion]]) -> None:
-    """Give each future its completion or the error, and cancel the request once all are cancelled."""
-
-    def settle(_: object) -> None:
-        for number, future in enumerate(futures):
-            with suppress(InvalidStateError):  # it is given up
-                if asked.cancelled():
-                    future.cancel()
-                elif error := asked.exception():
-                    future.set_exception(error)
-                else:
-                    future.set_result(asked.result()[number])
+def _cancel_with(futures: Sequence[Future[Completion]], work: Future[Any]) -> None:
+    """Cancel the work once all of the futures are cancelled."""
 
     def look(_: object) -> None:
         if all(future.cancelled() for future in futures):
-            asked.cancel()
+            work.cancel()
 
-    asked.add_done_callback(settle)
     for future in futures:
         future.add_done_callback(look)

@@ -6,23 +6,26 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gspo import loop
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import BadAnswerError, ServerApi
+from gspo.engine.server.api import BadAnswerError, Request, ServerApi
 from gspo.engine.server.probe import Gap, Probe
-from gspo.engine.server.ray_host import Host
-from gspo.engine.server.server import NoAnswerError, RefusedError, Server, new_client, start_server
-from gspo.engine.server.settings import TRANSFERS
+from gspo.engine.server.process import Host
+from gspo.engine.server.requests import Address, Connection, NoAnswerError, RefusedError
+from gspo.engine.server.server import HEALTH, Server, start_server
+from gspo.engine.server.vllm_sender import BACKENDS
 from gspo.engine.server.vllm_transfer import Transfer
 from gspo.engine.server.weights import HandOver, by_files
 from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 
+T = TypeVar("T")
 KEY_VARIABLE = "GSPO_ENGINE_KEY"
 _MOST_FAILURES = 3  # attempts in a row without a new response
 _END_SECONDS = 2.0  # until a server that is lost has ended
@@ -32,7 +35,7 @@ _FOUND_SECONDS = 30.0  # in which a server that runs already must answer
 
 
 class Fleet:
-    """One server or several, all with the same weights, which a label names."""
+    """One server or several, all with the same weights; `label` names these."""
 
     def __init__(
         self,
@@ -50,17 +53,14 @@ class Fleet:
         """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
         self._api, self._hosts, self._probe, self._settings = api, hosts, probe, settings
         self._dtype, self._max_length = dtype, max_length
-        if settings.weights in TRANSFERS:
-            self._weights = Transfer(policy, settings.weights).ready
-        else:
-            self._weights = partial(by_files, policy, settings.weights_dir)
+        self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
-        if not key.isascii():
-            raise UserError("it is not ASCII, as a header of HTTP is", where=KEY_VARIABLE, fix="set another key")
         model = (directory / f"{api.name}_model").absolute()
         self._options: dict[str, Any] = {"model": model, "max_length": max_length, "dtype": dtype}
         self._options |= {"kind": policy.device.type, "directory": directory, "key": key}
+        if not key.isascii():
+            raise UserError("it is not ASCII, as a header of HTTP is", where=KEY_VARIABLE, fix="set another key")
         self.version = -1  # none is published yet
         self.proven_version = -1  # that all servers have had, at the least
         self.num_failures = 0  # recoveries in a row without a new completion
@@ -68,7 +68,7 @@ class Fleet:
         self.publish_seconds = 0.0
         self.gap: Gap | None = None  # of the last proof
         self.servers: list[Server] = []
-        self._client = new_client()
+        self.connection = Connection()
         try:
             say(f"{'starting' if hosts else 'looking for'} {api.name}")
             if hosts:
@@ -76,12 +76,11 @@ class Fleet:
                 policy.model.config.save_pretrained(model)
                 policy.tokenizer.save_pretrained(model)
             for url in settings.urls:
-                name = f"server at {url}"
-                self.servers.append(Server(name=name, api=api, client=self._client, url=url, key=key))
+                self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, key)))
             for number in range(len(hosts)):
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
-            self._make_ready(self.servers, seconds)
+            self._make_ready(self.servers, seconds=seconds)
         except BaseException as error:
             self.close()
             if type(error) is not RunError:
@@ -92,83 +91,99 @@ class Fleet:
     @property
     def label(self) -> str:
         """The name of the weights that the servers must have."""
-        return self._label_of(self.version)
+        return self.label_of(self.version)
 
     def versions(self, since: int) -> dict[str, int]:
         """By their labels, the versions from one on that can be at work: up to the one that is published last."""
-        return {self._label_of(version): version for version in range(since, self.version + 1)}
+        return {self.label_of(version): version for version in range(since, self.version + 1)}
 
-    def _label_of(self, version: int) -> str:
+    def label_of(self, version: int) -> str:
+        """The name of the weights of a version."""
         return f"{self._run_name}-{version}"
 
     def publish(self, version: int) -> None:
-        """Hand the policy's present weights to all servers, and prove each; RunError where one has others.
-
-        A version that they have is handed to those alone that have failed.
-        """
-        is_for_all, self.version = version != self.version, version
-        problem = next((server.problem for server in self.servers if server.problem), "")
+        """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
+        self.version = version
         try:
-            while problem or is_for_all:
-                failed = self._recover(problem) if problem else []
-                try:
-                    self._publish(self.servers if is_for_all else failed)
-                    break
-                except RunError as error:
-                    if not any(server.process is not None and server.problem for server in self.servers):
-                        raise
-                    problem, is_for_all = str(error), True
-                    self.num_failures = max(self.num_failures, 1)
-        except BaseException:  # a stop, too; whoever goes on all the same, as a notebook may, begins anew
-            self.version, self.proven_version, self.num_failures = -1, -1, 0
+            self._publish_or_recover()
+        except BaseException:  # a stop, too
+            self.version = self.proven_version = -1
             raise
         self.proven_version = version
 
-    def close(self) -> None:
-        """End the servers that this run has started."""
-        for server in self.servers:
-            if server.process is not None:
-                server.process.end()
-        loop.start(self._client.aclose()).result()
+    def look_after(self) -> None:
+        """Recover the servers that have failed, if any has: while the policy is trained nobody could."""
+        if problem := next((server.problem for server in self.servers if server.problem), ""):
+            self._recover(problem)
 
-    def _recover(self, problem: str) -> list[Server]:
-        """Make servers with a problem ready again, and return them; RunError where that cannot be.
+    def _publish_or_recover(self) -> None:
+        try:
+            self.look_after()
+            self._publish(self.servers)
+        except RunError as error:
+            own = [server for server in self.servers if server.process is not None and server.problem]
+            if not own:
+                raise
+            self.num_failures = max(self.num_failures, 1)
+            self._recover(str(error))
+            self._publish(self.servers)
+
+    def _recover(self, problem: str) -> None:
+        """See that servers with a problem have the present weights again; RunError where that cannot be.
 
         Of this run's own servers those that have ended, or do not answer, are started anew; after a second failure
         without a new completion all that have a problem are.
         """
         self.num_failures += 1
-        places = [place for place, server in enumerate(self.servers) if server.problem]
+        failed = [server for server in self.servers if server.problem]
         if self.num_failures >= _MOST_FAILURES:
-            log_end = self.servers[places[0]].log_end()
-            raise RunError(f"no response in {self.num_failures} attempts: {problem}{log_end}")
+            raise RunError(f"no response in {self.num_failures} attempts: {problem}{failed[0].log_end()}")
         self.counts["retries"] += 1
-        for place in places:
-            server = self.servers[place]
-            server.mend()
-            if server.process is None:
-                continue
-            has_ended = server.process.has_ended(_END_SECONDS)
-            if self.num_failures > 1 or has_ended or not loop.run(server.is_well()):
+        for place, server in enumerate(self.servers):
+            process = server.process if server.problem else None
+            if process is not None and (self.num_failures > 1 or not self._is_well(server)):
                 self.counts["restarts"] += 1
-                server.process.end()
+                server.end()
                 self.servers[place] = self._start(place)
+            server.problem, server.num_recoveries = "", server.num_recoveries + 1
         try:  # no others: what they have under way must not go on with weights that are no policy's
-            self._make_ready([new for new in self.servers if not new.about], self._settings.start_seconds)
+            self._make_ready([new for new in self.servers if not new.about])
         except UserError as error:
             raise RunError(str(error)) from None
-        return [self.servers[place] for place in places]
+        self._publish([new for new in self.servers if new in failed or not new.label])
+
+    def _is_well(self, server: Server) -> bool:
+        """Tell whether a server of this run's own has not ended, and answers."""
+        if server.process is None or server.process.has_ended(_END_SECONDS):
+            return False
+        try:
+            loop.run(server.ask(self.connection.client, HEALTH))
+            return True
+        except (NoAnswerError, RefusedError):
+            return False
+
+    def close(self) -> None:
+        """End the servers that this run has started."""
+        for server in self.servers:
+            server.end()
+        self.connection.close()
 
     def _start(self, number: int) -> Server:
-        return start_server(self._api, self._hosts[number], self._client, number=number, **self._options)
+        return start_server(self._api, self._hosts[number], number=number, **self._options)
 
-    def _make_ready(self, servers: Sequence[Server], seconds: float) -> None:
+    def _make_ready(self, servers: Sequence[Server], *, seconds: float | None = None) -> None:
         """Wait until they answer, and see that replacing their weights changes what they compute.
 
         The weights that they get first are no policy's. Without that, a server that keeps what it has would pass for
         one that takes what it gets for as long as the policy has changed little.
         """
-        loop.run(loop.all_of(own.wait_until_ready(seconds, max_length=self._max_length) for own in servers))
+
+        client, longest, limit = self.connection.client, self._max_length, seconds or self._settings.start_seconds
+
+        async def wait() -> None:
+            await asyncio.gather(*(own.wait_until_ready(client, limit, max_length=longest) for own in servers))
+
+        loop.run(wait())
         for server in servers:
             if (dtype := server.about["engine dtype"]) != self._dtype:
                 what = f"it computes in {dtype}, and gspo expects {self._dtype}"
@@ -178,10 +193,29 @@ class Fleet:
             raise UserError(what, where=f"rollout.{self._api.name}.urls", fix="start all of one version")
         gaps = self._hand_over(servers, label=f"{self._run_name}-scrambled", scrambled=True)
         for server, gap in zip(servers, gaps, strict=True):
-            server.gap_of_other_weights = gap.mean
+            server.gap_of_other_weights, server.has_had_policy = gap.mean, False
+
+    def _see_who_was_restarted(self) -> None:
+        """Make ready anew each of somebody else's servers that does not have the weights which it was given last."""
+
+        async def label_of(server: Server) -> str:
+            try:
+                request = Request(path=self._api.label_path, seconds=_PROBE_SECONDS)  # it may be busy
+                return str((await server.ask(self.connection.client, request))["weight_version"])
+            except (NoAnswerError, RefusedError, KeyError, TypeError):
+                return ""
+
+        async def all_labels() -> list[str]:
+            return await asyncio.gather(*map(label_of, given))
+
+        given = [server for server in self.servers if server.process is None and server.label]
+        labels = loop.run(all_labels())
+        if others := [server for server, label in zip(given, labels, strict=True) if label != server.label]:
+            self._make_ready(others)
 
     def _publish(self, servers: Sequence[Server]) -> None:
         started = time.monotonic()
+        self._see_who_was_restarted()
         for server, gap in zip(servers, self._hand_over(servers, label=self.label), strict=True):
             self.gap = gap
             problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
@@ -191,25 +225,36 @@ class Fleet:
             if problem:
                 fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
                 raise RunError(f"{server.name} {problem}\n  fix: {fix}")
-            server.has_had_policy = True
+            server.has_had_policy, server.label = True, self.label
         self.publish_seconds += time.monotonic() - started
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
         """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
-        asked = self._probe.requests(label, seed=secrets.randbelow(2**32))
+        client, asked = self.connection.client, self._probe.requests(label, seed=secrets.randbelow(2**32))
 
         async def prove(server: Server, hand_over: HandOver) -> list[Completion]:
             try:
-                await hand_over(server, label)
-                answers = await asyncio.gather(
-                    *(server.ask(self._api.sample(own), seconds=_PROBE_SECONDS) for own in asked)
-                )
+                await hand_over(client, server, label)
+                samples = (server.ask(client, self._api.sample(own), seconds=_PROBE_SECONDS) for own in asked)
+                answers = await asyncio.gather(*samples)
                 return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
             except (NoAnswerError, RefusedError, BadAnswerError) as error:
                 server.problem = str(error) if isinstance(error, NoAnswerError) else ""
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 
+        async def prove_all(hand_over: HandOver) -> list[list[Completion]]:
+            return await asyncio.gather(*(prove(server, hand_over) for server in servers))
+
         with self._weights(scrambled=scrambled) as hand_over:
-            proofs = loop.run(loop.all_of(prove(server, hand_over) for server in servers))
-        return [self._probe.gap(completions) for completions in proofs]
+            return [self._probe.gap(completions) for completions in loop.run(prove_all(hand_over))]
+
+
+def _way_of_weights(
+    api: ServerApi, policy: Policy, settings: ServerConfig
+) -> Callable[..., AbstractContextManager[HandOver]]:
+    """Return what makes weights, scrambled ones if wanted, ready to be handed to servers, by `rollout.*.weights`."""
+    if settings.weights in BACKENDS:
+        return Transfer(policy, settings.weights).ready
+    directory = Path(settings.weights_dir) if settings.weights_dir is not None else None
+    return partial(by_files, api, policy, directory)

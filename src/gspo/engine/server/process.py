@@ -8,14 +8,57 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from gspo.engine.server.in_server import gspo_supervise
+from gspo.errors import RunError
 from gspo.model.linear import LIMITS
 
 _NUM_LINES = 4  # of each kind, in a message
 _LINE = 400  # characters
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 LOOPBACK = "127.0.0.1"
+
+
+class LostHostError(RunError):
+    """The host of a server is gone, and no other can be had while the run goes on."""
+
+
+@runtime_checkable
+class Process(Protocol):
+    """A server's process, on any host."""
+
+    log: Path
+
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Tell whether it has, or does within the seconds."""
+        ...
+
+    def said(self) -> str:
+        """Return what it has written to its log: the lines that name an error, and the last ones."""
+        ...
+
+    def end(self) -> None:
+        """End it, with all it has started; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class Host(Protocol):
+    """Where a server is started: this machine, or another of a cluster."""
+
+    @property
+    def address(self) -> str:
+        """The address by which the trainer reaches the server."""
+        ...
+
+    def free_port(self) -> int:
+        """A port of that address that nothing listens on now."""
+        ...
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+        """Start a command that ends with this run."""
+        ...
 
 
 class ServerProcess:
@@ -70,14 +113,14 @@ class ThisHost:
     address: str = LOOPBACK
 
     def free_port(self) -> int:
-        """Return a port of the loopback interface that nothing listens on now."""
+        """A port of the loopback interface that nothing listens on now."""
         return free_port(self.address)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> ServerProcess:
         """Start a command that ends with this process."""
-        limits = {"CUDA_VISIBLE_DEVICES": self.devices, "OMP_NUM_THREADS": self.threads}
-        given = {name: str(value) for name, value in limits.items() if value is not None}
-        return ServerProcess(command, {**environment, **given}, log)
+        shown = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        return ServerProcess(command, {**environment, **shown, **threads}, log)
 
 
 def free_port(address: str = LOOPBACK) -> int:

@@ -2,20 +2,15 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gspo.engine.server.process import LOOPBACK, ServerProcess, ThisHost, free_port
-from gspo.errors import RunError, UserError
+from gspo.engine.server.process import LOOPBACK, LostHostError, ServerProcess, free_port
+from gspo.errors import UserError
 
 HOSTS = "GSPO_ENGINE_HOSTS"  # of the environment of a rank: the cluster's address, and the names of the actors
 NAMESPACE = "gspo"  # in which Ray knows them
 _SECONDS = 30.0  # for an answer
-
-
-class LostHostError(RunError):
-    """The host of a server is gone, and no other can be had while the run goes on."""
 
 
 class HostActor:
@@ -77,8 +72,10 @@ class RayHost:
 
     def end(self) -> None:
         """End the server; where its node is gone, it has."""
-        with suppress(LostHostError):
+        try:
             self._answer(self._actor.ask, "end")
+        except LostHostError:
+            return
 
     def _answer(self, method: Any, *arguments: Any) -> Any:
         import ray
@@ -107,7 +104,3 @@ def ray_hosts(number: int) -> list[RayHost]:
     except (OSError, ValueError, RuntimeError) as error:
         raise LostHostError(f"Ray does not say where the servers' hosts are: {error}") from None
     return [RayHost(actor, ray.util.get_node_ip_address()) for actor in actors]
-
-
-Host = ThisHost | RayHost  # where a server is started, and what its process is there
-Process = ServerProcess | RayHost

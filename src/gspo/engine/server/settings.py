@@ -1,6 +1,5 @@
 """What can be known of an engine's settings before it is started; gspo check asks it, too."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from gspo.recipe.sections import ServerConfig
 
 _LOOK = "import importlib.util, sys; print('has it' * (importlib.util.find_spec(sys.argv[1]) is not None))"
 _SECONDS = 60.0
-TRANSFERS = ("ipc", "nccl")  # the ways of weights that are vLLM's own
 
 
 def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str], *, longest: int) -> None:
@@ -33,25 +31,6 @@ def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str]
         raise UserError("only Linux hands weights over so", where=f"{where}.weights", fix="set weights: files")
     if not settings.urls:
         _check_interpreter(name, settings.python or sys.executable, where=f"{where}.python")
-
-
-def check_transfer(name: str, settings: ServerConfig, device: torch.device, *, on_cluster: bool) -> None:
-    """Raise UserError where weights cannot get to the engine of this name from a trainer on this device as they should.
-
-    `on_cluster`: it is not the settings that say where servers run, but the section `cluster`.
-    """
-    way, gpus = settings.weights, {gpu.strip() for entry in settings.devices for gpu in entry.split(",")}
-    problems = {
-        "vLLM alone takes them so": name != "vllm",
-        f"the trainer's device is {device.type}, not a GPU": device.type != "cuda",
-        "vLLM is not in the trainer's own environment": importlib.util.find_spec("vllm") is None,
-        "they stay within the trainer's GPU, and `devices` names several": way == "ipc" and len(gpus) > 1,
-        "they go to other GPUs than the trainer's, and `devices` names none": way == "nccl"
-        and not (gpus or settings.urls or on_cluster),
-    }
-    if problem := next((text for text, is_so in problems.items() if way in TRANSFERS and is_so), None):
-        fix = "docs/engines.md says what it takes; `weights: memory` needs nothing of it"
-        raise UserError(f"weights cannot be handed over by {way}: {problem}", where=f"rollout.{name}.weights", fix=fix)
 
 
 def check_experts(name: str, device: torch.device) -> None:

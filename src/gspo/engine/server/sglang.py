@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import Request, SampleRequest, ServerApi, check_needed, completion_of
+from gspo.engine.server.api import BadAnswerError, Request, SampleRequest, completion_of
 from gspo.recipe.sections import AtPublish, ServerConfig
 
 # SGLang takes its key from the command line alone, which everybody on the machine can read: it is added from within.
@@ -26,7 +26,7 @@ _WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_p
 _REFUSED = ["quantization", "speculative_algorithm", "rl_on_policy_target", "preferred_sampling_params"]
 _REFUSED += ["allow_auto_truncate", "enable_deterministic_inference"]  # the latter draws a group's responses alike
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
-_REFUSED_OPTIONS = {
+REFUSED_OPTIONS = {
     **dict.fromkeys(("model_path", "host", "port", "api_key", "admin_api_key", "load_format", "log_level"), _OURS),
     **dict.fromkeys(("skip_tokenizer_init", "json_model_override_args", "context_length"), _OURS),
     **dict.fromkeys(("max_running_requests", "device"), _OURS),
@@ -39,12 +39,12 @@ _FIXED = {"load_format": "dummy", "skip_tokenizer_init": True, "log_level": "war
 _FIXED |= {"json_model_override_args": {"eos_token_id": None}}
 
 
-class SglangApi(ServerApi):
-    """SGLang's server."""
+class SglangApi:
+    """SGLang as gspo starts it, or as its documentation asks others to start it."""
 
     name = "sglang"
     about_path = "/server_info"  # all its options, the key among them: nothing may print the answer
-    refused_options = _REFUSED_OPTIONS
+    label_path = "/model_info"
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class SglangApi(ServerApi):
         self._settings, self._max_rows, self._experts, self._at_publish = settings, max_rows, experts, at_publish
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+        """Return what starts a server for a model's configuration; its weights are dummies until some are published."""
         needed = {"model_path": str(model), "host": address, "port": port, "device": kind, "dtype": dtype}
         needed |= {"context_length": max_length + _SLACK, "max_running_requests": self._max_rows}
         needed |= {"enable_return_routed_experts": self._experts is not None}
@@ -74,7 +75,8 @@ class SglangApi(ServerApi):
         }
 
     def sample(self, request: SampleRequest) -> Request:
-        sampling = request.sampling  # its seed is of no use
+        """One request for all completions: the prompt is read once. SGLang has no use for the seed."""
+        sampling = request.sampling
         assert not sampling.is_shaped, "log-likelihoods would be of the distribution before top_p, top_k and min_p"
         parameters = {**_WHOLE, "n": len(request.prompts), "temperature": sampling.temperature}
         parameters |= {"max_new_tokens": request.max_new_tokens, "stop_token_ids": list(sampling.stop_ids)}
@@ -83,7 +85,19 @@ class SglangApi(ServerApi):
         body |= {"return_routed_experts": request.experts is not None, "cache_salt": request.label}
         return Request(path="/generate", body=body)
 
+    def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
+        """The completions in their order; BadAnswerError where they are not what was asked for."""
+        answers = [answer] if isinstance(answer, dict) else answer  # one alone is no list
+        try:
+            completions = [self._completion(each, request) for each in answers]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
+        if len(completions) != len(request.prompts):
+            raise BadAnswerError(f"{len(completions)} completions where {len(request.prompts)} were asked for")
+        return completions
+
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
+        """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
         try:
             version, dtype, longest = str(about["version"]), str(about["dtype"]), about["max_req_input_len"]
             needed = {
@@ -96,10 +110,12 @@ class SglangApi(ServerApi):
             }
         except (KeyError, TypeError) as error:
             raise ValueError(f"its /server_info is not that of SGLang 0.5.23: {error!r}") from None
-        check_needed(needed)
+        if missing := [name for name, is_so in needed.items() if not is_so]:
+            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
         return {"engine version": version, "engine dtype": dtype}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
+        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         folder = Path(paths[0]).parent  # SGLang loads all that is in it
         assert sorted(folder.glob("*.safetensors")) == sorted(map(Path, paths)), "other weights are there, too"
         mode = {"recompute": "retract", "keep": "in_place"}.get(self._at_publish, "abort")
@@ -109,11 +125,9 @@ class SglangApi(ServerApi):
         bodies = {"pause_generation": {"mode": mode}, "update_weights_from_disk": update, "continue_generation": {}}
         return [Request(path=f"/{name}", body=body) for name, body in bodies.items()]
 
-    def _choices(self, answer: Any) -> list[tuple[int, Any]]:
-        return [*enumerate([answer] if isinstance(answer, dict) else answer)]  # one alone is no list
-
-    def _completion(self, choice: Any, request: SampleRequest) -> Completion:
-        ids, meta = choice["output_ids"], choice["meta_info"]
+    def _completion(self, answer: Mapping[str, Any], request: SampleRequest) -> Completion:
+        """A completion of the answer."""
+        ids, meta = answer["output_ids"], answer["meta_info"]
         finish = meta["finish_reason"]
         if finish["type"] == "abort" or meta["prompt_tokens"] != len(request.ids):
             raise ValueError(f"aborted, or another prompt: {finish}, {meta.get('prompt_tokens')} tokens of the prompt")

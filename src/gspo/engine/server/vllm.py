@@ -12,7 +12,7 @@ from typing import Any
 from numpy.lib.format import read_array
 
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import Request, SampleRequest, ServerApi, check_needed, completion_of
+from gspo.engine.server.api import BadAnswerError, Request, SampleRequest, completion_of
 from gspo.engine.server.probe import NUM_RESPONSES
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.sections import AtPublish, ServerConfig
@@ -24,7 +24,7 @@ _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size":
 _ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
-_REFUSED_OPTIONS = {
+REFUSED_OPTIONS = {
     **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware", "config"), _OURS),
     **dict.fromkeys(("ssl_keyfile", "ssl_certfile", "root_path"), _OURS),
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode"), _OURS),
@@ -36,12 +36,12 @@ _REFUSED_OPTIONS = {
 }
 
 
-class VllmApi(ServerApi):
-    """vLLM's server."""
+class VllmApi:
+    """vLLM as gspo starts it, or as its documentation asks others to start it."""
 
     name = "vllm"
     about_path = "/server_info?config_format=json"
-    refused_options = _REFUSED_OPTIONS
+    label_path = "/weight_info"
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class VllmApi(ServerApi):
         self.forget = Request(path=f"/reset_prefix_cache{query}", body={})
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+        """Return what starts a server for a model's configuration; its weights are dummies until some are published."""
         options: dict[str, Any] = {
             "model": str(model),
             "served_model_name": "policy",
@@ -105,6 +106,7 @@ class VllmApi(ServerApi):
         }
 
     def sample(self, request: SampleRequest) -> Request:
+        """One request for all completions: the prompt is read once."""
         sampling = request.sampling
         parameters = {
             "n": len(request.prompts),
@@ -130,7 +132,20 @@ class VllmApi(ServerApi):
             body["priority"] = -1
         return Request(path="/inference/v1/generate", body=body)
 
+    def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
+        """The completions in their order; BadAnswerError where they are not what was asked for."""
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            completions = [_completion(choice, request) for choice in choices]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
+        if [choice["index"] for choice in choices] != list(range(len(request.prompts))):
+            what = f"{len(completions)} completions where {len(request.prompts)} were asked for"
+            raise BadAnswerError(f"{what}, by index {[choice['index'] for choice in choices]}")
+        return completions
+
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
+        """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
         config = about["vllm_config"]
         model, cache = config["model_config"], config["cache_config"]
         needed = {
@@ -146,11 +161,13 @@ class VllmApi(ServerApi):
             f"--weight-transfer-config with backend {self._settings.weights}": not self._is_transferred
             or (config["weight_transfer_config"] or {}).get("backend") == self._settings.weights,
         }
-        check_needed(needed)
+        if missing := [name for name, is_so in needed.items() if not is_so]:
+            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
         version = about["system_env"].get("vllm_version", "of an unknown version")
         return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
+        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         return [
             self.pause,
             Request(path="/collective_rpc", body={"method": "load_policy", "args": [list(paths)]}),
@@ -159,17 +176,6 @@ class VllmApi(ServerApi):
             Request(path="/resume", body={}),
         ]
 
-    def _choices(self, answer: Any) -> list[tuple[int, Any]]:
-        return [(choice["index"], choice) for choice in answer["choices"]]
-
-    def _completion(self, choice: Any, request: SampleRequest) -> Completion:
-        scored = [(entry["token_id"], entry["logprob"]) for entry in choice["logprobs"]["content"]]
-        experts = None
-        if request.experts is not None:
-            experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
-        spans = choice["weight_versions"]
-        return completion_of(request, choice["token_ids"], scored, choice["finish_reason"], spans, experts)
-
 
 def _as_option(name: str, value: Any) -> list[str]:
     """An option of the command line: `--flag` and `--no-flag` for truth values, JSON for mappings and lists."""
@@ -177,3 +183,13 @@ def _as_option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _completion(choice: Mapping[str, Any], request: SampleRequest) -> Completion:
+    """A choice of the answer."""
+    scored = [(entry["token_id"], entry["logprob"]) for entry in choice["logprobs"]["content"]]
+    experts = None
+    if request.experts is not None:
+        experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
+    spans = choice["weight_versions"]
+    return completion_of(request, choice["token_ids"], scored, choice["finish_reason"], spans, experts)

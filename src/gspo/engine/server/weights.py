@@ -7,19 +7,20 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import httpx
 import torch
 from torch import Tensor
 
+from gspo.engine.server.api import ServerApi
 from gspo.engine.server.server import Server
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
 
 # Replaces the weights of a server, which samples nothing at this time, by those at hand, and gives them a label.
-HandOver = Callable[[Server, str], Awaitable[None]]
+HandOver = Callable[[httpx.AsyncClient, Server, str], Awaitable[None]]
 PUBLISH_SECONDS = 600.0  # the limit for each of its requests
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -40,20 +41,19 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def by_files(policy: Policy, directory: str | None, *, scrambled: bool = False) -> Iterator[HandOver]:
-    """Have servers read the weights, or scrambled ones, from files: in memory, or in a directory."""
-    files = in_memory if directory is None else partial(in_directory, directory=Path(directory))
-    with files(policy, scrambled=scrambled) as paths:
+def by_files(api: ServerApi, policy: Policy, directory: Path | None = None, **how: bool) -> Iterator[HandOver]:
+    """Has servers read the weights from files, in memory or in a directory; `how` is as in weights_by_layer."""
+    with in_directory(policy, directory, **how) if directory else in_memory(policy, **how) as paths:
 
-        async def hand_over(server: Server, label: str) -> None:
-            for request in server.api.publish(paths, label):
-                await server.ask(request, seconds=PUBLISH_SECONDS)
+        async def hand_over(client: httpx.AsyncClient, server: Server, label: str) -> None:
+            for request in api.publish(paths, label):
+                await server.ask(client, request, seconds=PUBLISH_SECONDS)
 
         yield hand_over
 
 
 @contextmanager
-def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]:
+def in_memory(policy: Policy, **how: bool) -> Iterator[list[str]]:
     """Paths that another process of this user can read the weights from, in this machine's memory, while they are used.
 
     A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
@@ -63,7 +63,7 @@ def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]
     links: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gspo-weights-") as folder:
         try:
-            for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+            for number, layer in enumerate(weights_by_layer(policy, **how)):
                 files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
                 write_safetensors(files[-1], layer)
                 files[-1].flush()
@@ -76,13 +76,13 @@ def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]
 
 
 @contextmanager
-def in_directory(policy: Policy, directory: Path, *, scrambled: bool = False) -> Iterator[list[str]]:
+def in_directory(policy: Policy, directory: Path, **how: bool) -> Iterator[list[str]]:
     """Paths of files in a directory that the servers see, too, for as long as needed."""
     folder = (directory / f"weights-{secrets.token_hex(8)}").absolute()  # SGLang loads all files of a directory
     paths: list[Path] = []
     try:
         folder.mkdir(parents=True)
-        for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+        for number, layer in enumerate(weights_by_layer(policy, **how)):
             paths.append(folder / f"model-{number:05d}.safetensors")
             with paths[-1].open("wb") as file:
                 write_safetensors(file, layer)
