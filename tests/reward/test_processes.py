@@ -168,6 +168,18 @@ def test_closing_ends_the_processes_and_a_further_call_starts_one(groups: Any, n
     assert rewards(score(groups(["a"]), [function])) != [first]
 
 
+def test_a_later_process_begins_where_the_first_did(
+    groups: Any, named: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook may go elsewhere meanwhile, and the function's own files stay where they are."""
+    function = named("import os\ndef f(completions, **columns):\n    return [float(os.path.exists('here'))]\n")
+    (tmp_path / "here").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    close_functions([function])
+    assert rewards(score(groups(["a"]), [function])) == [1.0]
+
+
 def test_functions_that_nobody_holds_leave_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PID)

@@ -76,7 +76,7 @@ class Processes:
             "home": str(Path(gspo.__file__).parents[1]),
             "path": [os.path.abspath(path) for path in sys.path if isinstance(path, str)],  # noqa: PTH100
         }
-        self._output = output
+        self._directory, self._output = "/" if is_verifier else str(Path.cwd()), output  # whatever it is later
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
         self._worker()  # it imports its function while other things are done
@@ -87,8 +87,8 @@ class Processes:
 
     async def make(self, function: RewardFunction, arguments: Arguments, size: int) -> tuple[Reply, float]:
         """Make the call in a free process; UserError where the processes cannot start."""
-        request = (size, self._pickled(arguments), function.time_limit_seconds)
-        async with self._places:
+        async with self._places:  # those that wait hold no copies of their arguments
+            request = (size, self._pickled(arguments), function.time_limit_seconds)
             reply, seconds = await self._make(request, self._is_async)
         if reply is not None:
             return reply, seconds
@@ -143,7 +143,7 @@ class Processes:
             elif not worker.num_calls or (is_shared and worker.takes_others):
                 return worker
         try:
-            self._workers.append(_Worker(self._setup, self._output))
+            self._workers.append(_Worker(self._setup, self._directory, self._output))
         except OSError as error:
             raise UserError(f"its process cannot be started: {error}", where=self._where) from None
         return self._workers[-1]
@@ -157,7 +157,7 @@ def _end_all(workers: list["_Worker"]) -> None:
 class _Worker:
     """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
 
-    def __init__(self, setup: Mapping[str, Any], output: int) -> None:
+    def __init__(self, setup: Mapping[str, Any], directory: str, output: int) -> None:
         self.num_calls = 0
         self.takes_others = self.is_shared = False  # whether calls may be, and have been, in it together
         self.garbled = ""  # what it said last, where that is no message
@@ -168,18 +168,17 @@ class _Worker:
         self._writer: asyncio.StreamWriter
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Task[Reply | None] | None = None
-        is_verifier, descriptor = setup["is_verifier"], worker_link.fileno()
-        names = LOADER_VARIABLES if is_verifier else tuple(os.environ)
-        setup = {**setup, "descriptor": descriptor, "mark": self._mark}
+        names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
+        setup = {**setup, "descriptor": worker_link.fileno(), "mark": self._mark}
         with worker_link:
             self._process = subprocess.Popen(
                 # -P: a file in the working directory that bears a standard module's name must not stand in for it.
                 [sys.executable, "-P", "-c", _PROGRAM, json.dumps(setup)],
-                pass_fds=[descriptor],
+                pass_fds=[worker_link.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,  # what a function prints is seen, and passes for nothing else
                 stderr=output,
-                cwd="/" if is_verifier else None,
+                cwd=directory,
                 env={**{name: os.environ[name] for name in names if name in os.environ}, MARK: self._mark},
                 start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
             )
@@ -206,7 +205,10 @@ class _Worker:
             raise UserError(refusal[0], where=where, fix=refusal[2])
 
     async def _connect(self) -> Reply | None:
-        reader, self._writer = await asyncio.open_connection(sock=self._link)
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=self._link)
+        except OSError:  # it has been ended
+            return None
         self._reading = asyncio.create_task(self._read(reader))
         return await self.ask((0, b"", 0.0), START_SECONDS)
 
