@@ -56,7 +56,7 @@ def _locked(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        fix = "make the directory writable, or set output_dir"
+        fix = "make the directory writable, or name another (a run: output_dir; gspo eval: --out)"
         raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), fix=fix) from None
     # What is locked after it was removed is nobody's file.
     if not (_takes_lock(descriptor) and _is_at(descriptor, path)):
