@@ -34,7 +34,8 @@ and `true` is not the number 1.
 - If the default of a key is empty, the key is off, or its meaning says which value it takes.
 - "As published" means that the paper of `actor.surrogate` or `actor.correction` gives the value, if the recipe leaves
   the key out or sets it to `null`.
-- `reward` is a list of functions. Each entry has the keys of its table: `reward.0.weight`, `reward.1.weight`.
+- `reward` is a list of functions, and `phases` one of [phases](../guides/phases.md). Each entry has the keys of its
+  table: `reward.0.weight`, `reward.1.weight`.
 - On the command line, `reward+=file.py:name` adds to a list. So does the next index:
   `reward.1.function=format reward.1.weight=0.5`.
 - `evaluation.suites` is a list of [suites](../guides/evaluation.md#suites). Their keys have a table of their own, which

@@ -88,7 +88,7 @@ def broken_run() -> Iterator[tuple[Recorder, Callable[..., None]]]:
             reports = tuple(step.report for step in steps)
             if idle_first:  # an update in which nothing had an advantage
                 reports = (MiniBatchReport(step=StepReport(applied=True)), *reports[1:])
-            run.progress = recorder.step(replace(run.progress, batch=steps[-1].batch, reports=reports))
+            run.progress = recorder.step(run.recipe, replace(run.progress, batch=steps[-1].batch, reports=reports))
 
         yield recorder, take_step
 

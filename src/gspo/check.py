@@ -21,7 +21,7 @@ from gspo.run.memory import memory_lines
 from gspo.run.minutes import measured_rates, time_line
 from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs
-from gspo.run.summary import arithmetic, objective, shown_tokens
+from gspo.run.summary import arithmetic, changes_of, objective, shown_tokens
 from gspo.trackers.tracker import check_trackers
 from gspo.types import Score
 
@@ -51,14 +51,16 @@ def check(
         yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
+    for number, phase in enumerate(recipe.phases, 1):
+        yield f"phase {number}     from step {phase.from_step}: {changes_of(phase)}"
     num_asked = recipe.steps * recipe.rollout.queries_per_step
     times = num_asked / len(inputs.queries.train)
     yield f"            {num_asked:,} queries in all: the training data {times:.2f} times"
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
-    yield from memory_lines(recipe, inputs, num_ranks)
+    yield from memory_lines(recipe.at_longest, inputs, num_ranks)
     rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
-    if num_ranks == 1 and (line := time_line(recipe, inputs, rates)) is not None:
+    if num_ranks == 1 and (line := time_line(recipe.at_longest, inputs, rates)) is not None:
         yield f"time        {line}"
     for sentence in inputs.notes:
         yield f"note        {sentence}"

@@ -9,6 +9,7 @@ from typing import Any
 from gspo.errors import Stopped, UserError
 from gspo.evaluation.sets import GivenRows
 from gspo.interrupt import Interrupt
+from gspo.learner.clip_range import with_clip_range
 from gspo.learner.ranks import joined, losses_named
 from gspo.learner.sft import rows_of_steps
 from gspo.learner.trainer import StepSettings, Trainer, trainer_of_rank_0
@@ -26,7 +27,7 @@ from gspo.run.prepare import FromPython, Functions, Rows
 from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
-from gspo.run.summary import introduction, summary
+from gspo.run.summary import changes_of, introduction, summary
 from gspo.trackers.send import tracked
 from gspo.trackers.tracker import check_trackers
 
@@ -161,23 +162,28 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
     progress = run.safe_point(recorder.start(run.start_phase("training")))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
     while not progress.is_over(recipe.steps):
+        now = recipe.at(step := progress.steps + 1)
+        for phase in recipe.phases:
+            if phase.from_step == step and progress.batch is None:
+                run.display.note(f"from step {step}: {changes_of(phase)}")
         with clock.stage("total"):
             if progress.batch is None:
-                progress = run.safe_point(collect(run, progress))
+                progress = run.safe_point(collect(run, now, progress))
             if not progress.reports:
                 assert progress.batch is not None
-                batch, reports = trainer.step(progress.batch, _settings(recipe, progress))
+                batch, reports = trainer.step(progress.batch, _settings(run, now, progress))
                 progress = run.safe_point(replace(progress, batch=batch, reports=reports))
-        progress = run.safe_point(recorder.step(progress))
+        progress = run.safe_point(recorder.step(now, progress))
         announce(progress.steps)
 
 
-def _settings(recipe: Recipe, progress: Progress) -> StepSettings:
+def _settings(run: Run, now: Recipe, progress: Progress) -> StepSettings:
+    rate = now.actor.optimizer.lr / run.recipe.actor.optimizer.lr
     return StepSettings(
         number=progress.steps + 1,
-        temperature=progress.sampling(recipe.rollout).temperature,
-        learning_rate_factor=progress.learning_rate_factor,
-        clip_scale=progress.clip_scale,
+        rollout=progress.sampling(now.rollout),
+        actor=with_clip_range(now.actor, progress.clip_scale),
+        learning_rate_factor=rate * progress.learning_rate_factor,
     )
 
 

@@ -86,7 +86,7 @@ class Stub:
             for query in self.parts.queries.train:
                 self.owners |= dict.fromkeys(key.response_keys([query.id], 2), (number(query), key))
         self.progress = replace(self.progress, steps=step - 1)
-        before, self.progress = self.progress.batches_drawn, collect(run, self.progress)
+        before, self.progress = self.progress.batches_drawn, collect(run, recipe, self.progress)
         self.num_rounds = self.progress.batches_drawn - before
         self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point
         assert {*run.clock.seconds} == {"publish", "rollout", "reward"} and self.progress.batch is not None

@@ -16,7 +16,6 @@ from gspo.errors import LostRankError, OtherRankError, Stopped, UserError
 from gspo.interrupt import signal_heard
 from gspo.learner import ranks
 from gspo.learner.advantages import with_advantages
-from gspo.learner.clip_range import with_clip_range
 from gspo.learner.critic import Critic
 from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
 from gspo.learner.micro_batching import Learner
@@ -33,6 +32,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.model.sharding import unsharded
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ActorConfig, RolloutConfig
 from gspo.types import Batch
 
 P = ParamSpec("P")
@@ -44,13 +44,13 @@ Phase = Literal["cold start", "training"]
 class StepSettings:
     """What may differ from one step of a run to the next.
 
-    Example: StepSettings(number=13, temperature=1.0, clip_scale=(1.2, 1.3))
+    Example: StepSettings(number=13, rollout=recipe.rollout, actor=recipe.actor)
     """
 
     number: int  # of the step, from 1
-    temperature: float  # that the batch was drawn at
+    rollout: RolloutConfig  # with the temperature that the batch was drawn at
+    actor: ActorConfig  # with the clip range of the step
     learning_rate_factor: float = 1.0  # of the schedule's rate
-    clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
 
 
 def by_all(method: Callable[Concatenate["Trainer", P], T]) -> Callable[Concatenate["Trainer", P], T]:
@@ -188,14 +188,15 @@ class Trainer:
         """
         self._share_again()
         self.note_whole()
-        recipe, reports = self.recipe, list[MiniBatchReport]()
-        actor = with_clip_range(recipe.actor, settings.clip_scale)
-        learner = replace(self._learner, actor=actor, temperature=settings.temperature)
+        recipe, reports, rollout, actor = self.recipe, list[MiniBatchReport](), settings.rollout, settings.actor
+        learner = replace(
+            self._learner, actor=actor, temperature=rollout.temperature, max_tokens=rollout.max_new_tokens
+        )
         self._optimizer.factor = settings.learning_rate_factor
         with self.stage("appraisal"):
             batch = score_with_reference_and_critic(batch, learner, self.reference)
         with self.stage("advantage"):
-            batch = with_advantages(batch, actor, sampling=recipe.rollout, critic=recipe.critic)
+            batch = with_advantages(batch, actor, sampling=rollout, critic=recipe.critic)
         with self.stage("likelihood"):
             batch = compute_old_logprobs(batch, learner)
         with self.stage("update"):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.schema import recipe_keys
 
-_SUITES = "evaluation.suites."  # their keys have the names of others, which are more often meant
+_COPIED = ("evaluation.suites.", "phases.")  # their keys have the names of others, which are more often meant
 _MISSPELT = 0.85  # how much of two names is alike where one hardly means anything else
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -40,10 +40,13 @@ def described(
 def hint(key: str) -> str | None:
     """Return what was meant by a key that there is not: by its name in another library, or in another section."""
     parts = key.split(".")
+    if parts[0] == "phases":
+        own = (name.removeprefix("phases.") for name, _ in recipe_keys() if name.startswith("phases."))
+        return f"a phase has {', '.join(name for name in own if name not in ('rollout', 'actor', 'actor.optimizer'))}"
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
             return _other_names()[end]
-        keys = [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}") and not name.startswith(_SUITES)]
+        keys = [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}") and not name.startswith(_COPIED)]
         # A last name that several sections have says less than the section of another library that it is in.
         if keys and not (keys[1:] and any(part in _other_names() for part in parts[:-1])):
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))

@@ -12,7 +12,8 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe) | _refused_servers(recipe))
+    tables = (_refused_sources, _refused_objectives, _refused_servers, _refused_phases)
+    return [sentence for table in tables for sentence in _true_sentences(table(recipe))]
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
@@ -103,6 +104,24 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
     }
 
 
+def _refused_phases(recipe: RecipeKeys) -> dict[str, object]:
+    begins = [phase.from_step for phase in recipe.phases]
+    sets_range = any(phase.actor.clip_low or phase.actor.clip_high for phase in recipe.phases)
+    return {
+        f"""phases begin one after the other: from_step is {", ".join(map(str, begins))}; give each of them a later step
+        than the one before
+        """: begins != sorted({*begins}),
+        """phases set actor.clip_low or clip_high, and actor.clip_fraction sets them anew in each step; leave one out
+        """: sets_range and recipe.actor.clip_fraction is not None,
+        **{
+            f"""phases.{index} changes nothing: set rollout.max_new_tokens, rollout.temperature, actor.clip_low,
+            actor.clip_high or actor.optimizer.lr in it
+            """: not phase.changed
+            for index, phase in enumerate(recipe.phases)
+        },
+    }
+
+
 def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     actor, per_token, name = recipe.actor, _per_token(recipe), "actor.reward_aggregation: normalize_then_sum"
     by_function = actor.reward_aggregation == "normalize_then_sum"
@@ -162,6 +181,7 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
     clip_range, usual = (actor.clip_low, actor.clip_high), published.range(level)
     is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
     written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
+    last_phase = max((phase.from_step for phase in recipe.phases), default=0)
     warmup, attention = actor.optimizer.warmup_steps, recipe.model.attn_implementation
     return {
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
@@ -184,6 +204,8 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
         are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
         """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
+        f"""phases: the last begins at step {last_phase}, and the run ends after step {recipe.steps}
+        """: last_phase > recipe.steps,
         f"""actor.optimizer.warmup_steps {warmup} is not over within the {all_updates} optimiser steps
         """: all_updates <= warmup,
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)

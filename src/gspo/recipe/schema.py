@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import model_validator
 from pydantic.fields import FieldInfo
@@ -10,20 +10,48 @@ from pydantic.fields import FieldInfo
 from gspo.recipe.rules import refusals
 from gspo.recipe.sections import RecipeKeys, Section, refusal
 
+S = TypeVar("S", bound=Section)
+
 
 class Recipe(RecipeKeys):
     """A complete run; docs/reference/recipe.md lists every key."""
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        if sentences := refusals(self):
+        sentences = refusals(self)
+        for index, phase in enumerate(() if sentences else self.phases):
+            sentences += (f"in phases.{index}: {sentence}" for sentence in refusals(self.at(phase.from_step)))
+        if sentences:
             raise refusal("\n  ".join(sentences))
         return self
+
+    def at(self, step: int) -> Self:
+        """The recipe of a step: with what the phases set that have begun by then."""
+        recipe = self
+        for phase in self.phases:
+            recipe = _with(recipe, phase) if phase.from_step <= step else recipe
+        return recipe
+
+    @property
+    def at_longest(self) -> Self:
+        """The recipe of the first phase whose responses may be the longest: what the run must have room for."""
+        recipes = (self, *(self.at(phase.from_step) for phase in self.phases))
+        return max(recipes, key=lambda recipe: recipe.rollout.max_new_tokens)
 
     @property
     def run_dir(self) -> Path:
         """Return where everything about this run is written."""
         return Path(self.output_dir or f"runs/{self.name}")
+
+
+def _with(section: S, changes: Section) -> S:
+    """The section with the values of the changes that are not None, in sections within it, too."""
+    update = dict[str, Any]()
+    for name in type(section).model_fields.keys() & type(changes).model_fields.keys():
+        value, before = getattr(changes, name), getattr(section, name)
+        if value is not None:
+            update[name] = _with(before, value) if isinstance(value, Section) else value
+    return section.model_copy(update=update)
 
 
 def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -515,6 +515,42 @@ class EarlyStopConfig(Section):
     goal: Finite | None = key(None, "End as soon as the metric is this good.")
 
 
+class PhaseRollout(Section):
+    max_new_tokens: Positive | None = key(None, "That of `rollout` from then on.")
+    temperature: Temperature | None = key(None, "That of `rollout` from then on.")
+
+
+class PhaseOptimizer(Section):
+    lr: PositiveFloat | None = key(None, "That of `actor.optimizer` from then on; its schedule goes on.")
+
+
+class PhaseActor(Section):
+    clip_low: PositiveFraction | None = key(None, "That of `actor` from then on.")
+    clip_high: PositiveFloat | None = key(None, "That of `actor` from then on.")
+    optimizer: PhaseOptimizer = PhaseOptimizer()
+
+
+class PhaseConfig(Section):
+    """What changes at a step of a run: what a phase does not set stays as it was before."""
+
+    from_step: Annotated[Integer, Field(ge=2)] = key(..., "The first step of the [phase](../guides/phases.md).")
+    rollout: PhaseRollout = PhaseRollout()
+    actor: PhaseActor = PhaseActor()
+
+    @property
+    def changed(self) -> dict[str, float]:
+        """The values of the recipe's keys from then on, by their dotted names."""
+        rollout, actor = self.rollout, self.actor
+        values = {
+            "rollout.max_new_tokens": rollout.max_new_tokens,
+            "rollout.temperature": rollout.temperature,
+            "actor.clip_low": actor.clip_low,
+            "actor.clip_high": actor.clip_high,
+            "actor.optimizer.lr": actor.optimizer.lr,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
 class TrainerConfig(Section):
     """The processes that train together: `gspo train --processes N`, or torchrun."""
 
@@ -559,6 +595,7 @@ class RecipeKeys(Section):
     reward: Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)] = ()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    phases: tuple[PhaseConfig, ...] = ()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stop: EarlyStopConfig = EarlyStopConfig()

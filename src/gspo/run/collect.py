@@ -11,6 +11,7 @@ from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.recipe.rules import LOWEST_TEMPERATURE
+from gspo.recipe.schema import Recipe
 from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import Scoring, score_each, together
@@ -20,9 +21,9 @@ from gspo.run.run import Run
 from gspo.types import Batch, Drawn, Group, Query
 
 
-def collect(run: Run, progress: Progress) -> Progress:
-    """The progress with the next step's groups, sampled and scored."""
-    source = _source(run, progress)
+def collect(run: Run, now: Recipe, progress: Progress) -> Progress:
+    """The progress with the next step's groups, sampled and scored as the recipe has it now."""
+    source = _source(run, now, progress)
     with run.clock.stage("publish"), source.waiting.open():
         run.sampler.publish(source.version)
     batch = _collect(run, progress, source)
@@ -90,9 +91,9 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     return together([scored[each] for each in drawn], functions)
 
 
-def _source(run: Run, progress: Progress) -> Source:
+def _source(run: Run, now: Recipe, progress: Progress) -> Source:
     """The run's source, set to the step under way."""
-    sampling, is_vllm = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine == "vllm"
+    sampling, is_vllm = progress.sampling(now.rollout), now.rollout.engine == "vllm"
     if is_vllm and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
         least = f"vLLM samples at {LOWEST_TEMPERATURE} or more"
         problem = f"a hook has set the temperature to {sampling.temperature:g}, and {least}"

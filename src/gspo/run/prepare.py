@@ -101,20 +101,20 @@ def load_inputs(
     if trains:
         recipe, functions = load_rewards(recipe, given.reward, output=output)
     say("reading what to evaluate on")
-    set_rows = read_sets(recipe, given.evaluation)
+    set_rows, longest_recipe = read_sets(recipe, given.evaluation), recipe.at_longest
     rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
     functions = fit_to_rows(functions, [*rows.train, *rows.held_out])
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
-    queries = render_rows(rows, tokenizer, recipe=recipe, max_positions=model.max_positions)
+    queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=model.max_positions)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": model.max_positions, "output": output}
-    sets = make_sets(recipe, set_rows, queries.held_out, functions, tokenizer, **options)
+    sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
-    longest = longest_sequence(recipe, queries, sets)
+    longest = longest_sequence(longest_recipe, queries, sets)
     check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
     check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
     separator, probed = recipe.rollout.segment_separator, list[tuple[str, Score]]()

@@ -21,6 +21,7 @@ from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
+from gspo.recipe.schema import Recipe
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
@@ -80,9 +81,9 @@ class Recorder:
         self._append(line)
         return progress
 
-    def step(self, progress: Progress) -> Progress:
-        """Write a step, which is finished with it; DivergedError where the run cannot go on from it."""
-        run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
+    def step(self, recipe: Recipe, progress: Progress) -> Progress:
+        """Write a step of the recipe of now, which is finished with it; DivergedError where the run cannot go on."""
+        run, batch, step = self._run, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         sampling = "total" if recipe.rollout.max_staleness else "rollout"
@@ -94,10 +95,12 @@ class Recorder:
             # What is ahead beyond that is the rest of a batch of the order, which is not asked for yet.
             metrics |= source_metrics(run.progress.ahead[:most], run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
+        if recipe.phases:
+            line["phase"] = sum(phase.from_step <= step for phase in recipe.phases)
         run.display.step(step, step_line(line))
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
-        after = self._hooked(progress, line, batch.samples)
+        after = self._hooked(progress, line, batch.samples, progress.sampling(recipe.rollout).temperature)
         is_last = after.is_over(recipe.steps)
         self._append(line)
         # Where nothing had an advantage, an update that was made is no sign of health.
@@ -124,12 +127,14 @@ class Recorder:
             reports=(),
         )
 
-    def _hooked(self, progress: Progress, line: dict[str, Any], samples: Sequence[Sample]) -> Progress:
+    def _hooked(
+        self, progress: Progress, line: dict[str, Any], samples: Sequence[Sample], temperature: float
+    ) -> Progress:
         """Call the hooks, log what they log, and note what they set; the step is finished with it."""
         progress, stop, parts, clock = replace(progress, steps=line["step"]), None, self._run.parts, self._run.clock
         if parts.hooks:
             line["policy/learning_rate_factor"] = progress.learning_rate_factor
-            line["policy/temperature"] = progress.sampling(self._run.recipe.rollout).temperature
+            line["policy/temperature"] = temperature
             line["time/elapsed_seconds"] = clock.elapsed
             with clock.stage("hooks"):
                 lines = partial(rollout_lines, samples, self._token_text)

@@ -4,6 +4,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
-from gspo.run.checkpoint.store import RECIPE, STATE, Checkpoint, Position, Store, digest, finished_cold_start, set_aside
+from gspo.run.checkpoint.store import (
+    RECIPE,
+    STATE,
+    Checkpoint,
+    Position,
+    Store,
+    digest,
+    finished_cold_start,
+    position_of,
+    set_aside,
+)
 from gspo.run.directory import RunDirectory
 from gspo.run.place import is_free
 from gspo.run.plain_files import clear, read_json_lines, rollout_files
@@ -185,7 +196,17 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
 
 def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
     then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
-    return recipe_changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    changes = recipe_changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    # The step under way belongs to what has begun, too; the phases after it may still be others.
+    step = 1 + (position.steps if (position := position_of(saved.name)) else 0)
+    num_begun = max(sum(phase.from_step <= step for phase in each.phases) for each in (then, recipe))
+    to_come = re.compile(r"phases(\.(\d+)\..*)?")
+    return [
+        replace(change, effect="none")
+        if (found := to_come.fullmatch(change.key)) and int(found[2] or num_begun) >= num_begun
+        else change
+        for change in changes
+    ]
 
 
 def _new_run(home: Path, recipe: Recipe) -> str:

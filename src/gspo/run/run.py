@@ -219,7 +219,7 @@ def open_run(
         if overwrite:
             move_old_run(recipe, display.note)
         with interrupt, display.waiting("starting the engine") as say:
-            longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
+            longest = longest_sequence(recipe.at_longest, parts.queries, parts.evaluation_sets)
             engine = stack.enter_context(closing(_engine(recipe, trainer, longest, say)))
         directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe)))
         stack.callback(display.stop)

@@ -15,6 +15,7 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.words import first_and_last, measured, measures
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import PhaseConfig
 from gspo.run.console import duration
 from gspo.run.prepare import Prepared
 
@@ -102,6 +103,11 @@ def objective(recipe: Recipe) -> str:
     }
     name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
     return ", ".join([name, *(text for text, applies in parts.items() if applies)])
+
+
+def changes_of(phase: PhaseConfig) -> str:
+    """Return such as `rollout.max_new_tokens 64, actor.optimizer.lr 1e-06`."""
+    return ", ".join(f"{name} {value:g}" for name, value in phase.changed.items())
 
 
 def arithmetic(recipe: Recipe) -> str:

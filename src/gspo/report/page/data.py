@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import Any
 
@@ -103,6 +103,7 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
         "recipe": content_of(run.path / "recipe.yaml").decode(errors="replace"),
         "environment": {key: str(value) for key, value in begun.get("environment", {}).items()},
         "resumed": [line["step"] for line in run.history if line["event"] == "resumed" and line["step"]],
+        "phases": [now["step"] for then, now in pairwise(run.lines) if now.get("phase", 0) > then.get("phase", 0)],
         "clips_sequences": section(run.recipe, "actor").get("importance_sampling_level") != "token",
         "steps": [line["step"] for line in run.lines],
         "tokens": [*map(rounded, tokens)],

@@ -99,7 +99,8 @@ function dataOf(model, columns) {
 
 function optionsOf(host, model, columns) {
   const { xTitle, shared, zero, percent } = model;
-  const label = resumedAt(model).length ? `${xTitle} (┊ resumed)` : xTitle;
+  const marks = [["resumed", "┊ resumed"], ["phases", "¦ new phase"]].filter(([name]) => markedAt(model, name).length);
+  const label = marks.length ? `${xTitle} (${marks.map(([, text]) => text).join(", ")})` : xTitle;
   const dashOf = ({ mark, options }) => (mark || !options.dash?.length ? "solid" : "dashed");
   const mode = zero ? 1 : 0, [isNarrow, isTouch] = ["(max-width: 600px)", "(pointer: coarse)"].map((query) => matchMedia(query).matches);
   return {
@@ -197,10 +198,10 @@ function readOut(chart) {
   byId("status").textContent = rows.map(([head, value]) => `${head.textContent} ${value.textContent}`).join("; ");
 }
 
-function resumedAt(model) {
+function markedAt(model, name) {
   if (!model.shared || arms.length > 1 || arms[0].runs.length > 1) return [];
   const x = xOf(arms[0]);
-  return arms[0].runs[0].resumed.map((step) => x[arms[0].steps.indexOf(step)]).filter(Number.isFinite);
+  return arms[0].runs[0][name].map((step) => x[arms[0].steps.indexOf(step)]).filter(Number.isFinite);
 }
 
 // Of each step a bar for the trainer and one beside it for the engine, filled in the seconds in which they work.
@@ -224,7 +225,7 @@ function drawBars(chart, { bars, series: [{ x: xs }] }) {
   ctx.restore();
 }
 
-// Error bars, and a dotted line where the run was resumed.
+// Error bars, a dotted line where the run was resumed, and a dashed one where a phase begins.
 function drawExtras(chart, model) {
   const { ctx, scales: { x: across, y: up } } = chart;
   const line = (x, low, high, colour, dash) => {
@@ -241,7 +242,8 @@ function drawExtras(chart, model) {
   for (const { x, y, deviations = [], colour } of model.series.filter((curve) => curve.points)) {
     x.forEach((at, place) => line(at, Math.max(y[place] - deviations[place], up.min), y[place] + deviations[place], colourOf(colour), []));
   }
-  for (const x of resumedAt(model)) line(x, up.min, up.max, cssOf("--quiet"), [2, 3]);
+  for (const x of markedAt(model, "resumed")) line(x, up.min, up.max, cssOf("--quiet"), [2, 3]);
+  for (const x of markedAt(model, "phases")) line(x, up.min, up.max, cssOf("--quiet"), [8, 4]);
   ctx.restore();
 }
 

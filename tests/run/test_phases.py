@@ -1,0 +1,135 @@
+"""Phases: each step is that of a recipe that has the phase's values from the start, and a resumed run has the same."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.breaking_off import GRADIENT, SAMPLING, differing, logged, recipe_of, result, train
+
+import gspo
+from gspo.errors import UserError
+from gspo.report.page.data import _run
+from gspo.report.run_files import read_run
+from gspo.run.console import Display
+
+FAST = ("cold_start.steps=0", "evaluation.num_queries=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=4")
+LONGER = "phases=[{from_step: 2, rollout: {max_new_tokens: 9}}]"
+
+
+def longest(name: str, step: int) -> int:
+    lines = Path(f"runs/{name}/rollouts/step_{step:06d}.jsonl").read_text().splitlines()
+    return max(json.loads(line)["tokens"] for line in lines)
+
+
+def test_only_what_a_phase_sets_changes_from_its_first_step_on() -> None:
+    second = "{from_step: 3, actor: {clip_low: 0.1, optimizer: {lr: 0.5}}}"
+    recipe = recipe_of("of", *FAST, f"phases=[{{from_step: 2, rollout: {{max_new_tokens: 9}}}}, {second}]")
+    tree = recipe.model_dump()
+    assert recipe.at(1).model_dump() == tree
+    tree["rollout"]["max_new_tokens"] = 9
+    assert recipe.at(2).model_dump() == tree == recipe.at_longest.model_dump()
+    tree["actor"]["clip_low"] = 0.1
+    tree["actor"]["optimizer"]["lr"] = 0.5
+    assert recipe.at(3).model_dump() == tree == recipe.at(30).model_dump()
+
+
+def test_responses_get_longer_in_the_midst_of_a_run() -> None:
+    lines = train(recipe_of("longer", *FAST, LONGER)).metrics
+    assert [longest("longer", step) for step in (1, 2, 3)] == [4, 9, 9]
+    assert [line["phase"] for line in lines] == [0, 1, 1]
+    assert _run(read_run(Path("runs/longer")), "longer")["phases"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("phase", "keys"),
+    [
+        ("rollout: {temperature: 0.5}", ["rollout.temperature=0.5"]),
+        ("rollout: {max_new_tokens: 7}", ["rollout.max_new_tokens=7", "actor.length_norm=constant"]),
+        ("actor: {clip_low: 1.0e-9, clip_high: 1.0e-9}", ["actor.clip_low=1.0e-9", "actor.clip_high=1.0e-9"]),
+        ("actor: {optimizer: {lr: 2.0e-2}}", ["actor.optimizer.lr=2.0e-2"]),
+    ],
+)
+def test_a_step_of_a_phase_is_that_of_a_run_with_its_values_all_along(phase: str, keys: list[str]) -> None:
+    """Where the first step changes no weight and leaves no momentum, the second is that of a recipe with the values."""
+    still = [*FAST, "steps=2", "actor.clip_low=0.5", "actor.clip_high=0.5", "actor.optimizer={lr: 0.01, betas: [0, 0]}"]
+    still += [key for key in keys if key.startswith("actor.length_norm")]
+    runs = {"phased": [f"phases=[{{from_step: 2, {phase}}}]"], "all_along": keys, "without": []}
+    for name, own in runs.items():
+        recipe = recipe_of(name, *still, *own)
+        # Rewards that are all equal leave the policy as it is: the first step's count for nothing.
+        train(
+            recipe,
+            reward=lambda completions, trainer_state=None, **_: [
+                0.0 if trainer_state.global_step == 0 else float(len(text) % 3) for text in completions
+            ],
+        )
+    second = {name: logged(Path(f"runs/{name}/metrics.jsonl"))[1] for name in runs}
+    second["phased"].pop("phase")
+    assert second["phased"] == second["all_along"] != second["without"]
+
+
+def test_a_run_broken_off_around_a_phase_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
+    keys = [*FAST, "phases=[{from_step: 2, rollout: {max_new_tokens: 9}, actor: {optimizer: {lr: 3.0e-3}}}]"]
+    train(recipe_of("unbroken", *keys))
+    broken_off(recipe_of("broken", *keys), SAMPLING, 6)  # the second step's
+    broken_off(recipe_of("broken", *keys), GRADIENT, 1, resume=True)
+    train(recipe_of("broken", *keys), resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+def test_a_phase_that_has_not_begun_may_change_and_one_that_has_may_not() -> None:
+    keys = [*FAST, "checkpoint.every=1", "checkpoint.keep=9"]
+    train(recipe_of("whole", *keys, LONGER, "steps=2"))
+    later = "phases=[{from_step: 2, rollout: {max_new_tokens: 9}}, {from_step: 4, rollout: {max_new_tokens: 2}}]"
+    shutil.copytree("runs/whole", "runs/changed")
+    with pytest.raises(UserError, match=r"phases\.0\.rollout\.max_new_tokens was 9, is 8"):
+        gspo.train(recipe_of("changed", *keys, LONGER.replace("9", "8")), resume=True)
+    text = io.StringIO()
+    recipe = recipe_of("changed", *keys, later, "steps=4")
+    gspo.train(recipe, resume=True, display=Display(Console(file=text, width=250)))
+    assert "changed since: phases.1.from_step was None, is 4" in text.getvalue()
+    assert "from step 4: rollout.max_new_tokens 2" in text.getvalue()
+    assert [longest("changed", step) for step in (2, 3, 4)] == [9, 9, 2]
+
+
+def test_groups_sampled_ahead_at_another_temperature_are_sampled_again() -> None:
+    keys = [*FAST, "rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine"]
+    lines = train(recipe_of("ahead", *keys, "phases=[{from_step: 2, rollout: {temperature: 0.5}}]")).metrics
+    assert [line["staleness/dropped_groups"] for line in lines] == [0, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("phases", "sentence"),
+    [
+        (
+            "[{from_step: 1, rollout: {temperature: 2}}]",
+            "phases.0.from_step: should be greater than or equal to 2, not 1",
+        ),
+        ("[{from_step: 3}]", "phases.0 changes nothing: set rollout.max_new_tokens"),
+        ("[{rollout: {temperature: 2}}]", "phases.0.from_step: this key is needed and missing"),
+        (
+            "[{from_step: 3, queries: {path: a}}]",
+            "unknown key phases.0.queries.path: a phase has from_step, rollout.max_new",
+        ),
+        (
+            "[{from_step: 5, rollout: {temperature: 2}}, {from_step: 5, rollout: {temperature: 1}}]",
+            "phases begin one after the other: from_step is 5, 5",
+        ),
+        ("[{from_step: 3, rollout: {max_new_tokens: 400}}]", "400"),  # beside a prompt: the model has 128 positions
+    ],
+)
+def test_phases_that_cannot_be_are_refused_before_anything_is_sampled(phases: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        train(recipe_of("refused", f"phases={phases}"))
+    assert sentence in str(error.value) and not Path("runs/refused").exists()
+
+
+def test_a_rule_between_keys_is_checked_in_each_phase() -> None:
+    keys = ["rollout.engine=vllm", "phases=[{from_step: 3, rollout: {temperature: 0.001}}]"]
+    with pytest.raises(UserError, match=r"in phases\.0: rollout\.temperature 0\.001: vllm takes 0\.01"):
+        recipe_of("ruled", *keys)
