@@ -114,3 +114,20 @@ def test_what_is_cancelled_has_time_to_end() -> None:
         assert ended == [True, True]
 
     asyncio.run(cancelled())
+
+
+def test_a_thread_gives_its_result_or_its_error_and_a_cancelled_one_gives_nothing() -> None:
+    assert loop.in_thread("adds", sum, [1, 2]).result(60) == 3
+    with pytest.raises(ZeroDivisionError):
+        loop.in_thread("divides", lambda: 1 / 0).result(60)
+    go_on, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(60)
+        ended.set()
+
+    future = loop.in_thread("waits", work)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "waits")
+    assert thread.daemon and future.cancel()  # it would not keep the process from ending
+    go_on.set()
+    assert ended.wait(60)

@@ -1,20 +1,42 @@
-"""The event loop of the process, in a thread of its own: servers and reward functions are waited for there."""
+"""What goes on beside the trainer: threads, and the event loop, where servers and reward functions are waited for."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gspo.interrupt import check_stop
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05  # between two looks of whoever waits
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has no threads
 _lock = threading.Lock()
+
+
+def in_thread(name: str, call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> Future[T]:
+    """Make a call in a thread of its own, which does not keep the process from ending; its result or its error.
+
+    Cancelling the future, or leaving it, gives the call up; it runs to its end all the same.
+    """
+    future = Future[T]()
+
+    def work() -> None:
+        try:
+            result = call(*arguments, **keywords)
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                future.set_result(result)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
 
 
 def start(work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -71,7 +93,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if os.getpid() not in _loops:
             _loops[os.getpid()] = loop = asyncio.new_event_loop()
-            threading.Thread(target=_serve, args=(loop,), name="gspo event loop", daemon=True).start()
+            in_thread("gspo event loop", _serve, loop)
         return _loops[os.getpid()]
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, UserError
 from gspo.launch.supervise import LOST, run_ranks
+from gspo.loop import in_thread
 from gspo.rank_environment import world_size
 
 _LIBRARIES = 350 * 2**20  # bytes of a process
@@ -73,4 +73,4 @@ def end_with_launcher() -> None:
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True, name="launcher").start()
+    in_thread("launcher", watch)

@@ -1,6 +1,5 @@
 """The engine of a run on several ranks, as rank 0 sees it."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -8,6 +7,7 @@ from dataclasses import replace
 
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.learner.trainer import Trainer
+from gspo.loop import in_thread
 from gspo.rollout.stop_strings import WatchedResponse
 
 
@@ -25,7 +25,7 @@ class EngineOfRanks:
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
         """Have the prompts continued, as Engine has it."""
         futures = [Future[Completion]() for _ in prompts]
-        threading.Thread(target=self._sample, args=(prompts, sampling, futures), name="ranks", daemon=True).start()
+        in_thread("ranks", self._sample, prompts, sampling, futures)
         return futures
 
     def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]) -> None:

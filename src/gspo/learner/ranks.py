@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError, listed
+from gspo.loop import in_thread
 from gspo.model.sharding import Sharding
 from gspo.rank_environment import number_of, world_size
 
@@ -74,8 +76,7 @@ def joined(seconds: float, device: str = "auto") -> Iterator[None]:
     uses_gpus = not device.startswith("cpu") and torch.cuda.is_available()
     _join(size, seconds, "cpu:gloo,cuda:nccl" if uses_gpus else "gloo")
     _life.__init__(seconds=seconds)  # type: ignore[misc]
-    signs = threading.Thread(target=_give_signs, args=[_life], daemon=True, name="signs of life")
-    signs.start()
+    signs = in_thread("signs of life", _give_signs, _life)
     try:
         with losses_named():
             if uses_gpus:
@@ -84,7 +85,7 @@ def joined(seconds: float, device: str = "auto") -> Iterator[None]:
         dist.destroy_process_group()  # not after an error: what others still wait for would hold it up
     finally:
         _life.ended.set()
-        signs.join(_END_SECONDS)  # a process that ends while a thread is in a call of the store's aborts
+        wait([signs], _END_SECONDS)  # a process that ends while a thread is in a call of the store's aborts
 
 
 def _join(size: int, seconds: float, backend: str) -> None:

@@ -1,7 +1,7 @@
 """What each rank saves of what ranks share: copies, and files that every rank writes beside the training."""
 
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 from gspo.errors import RunError
 from gspo.learner.ranks import gathered, leave_note, rank, wait_for_note
 from gspo.learner.state import tensors_file
+from gspo.loop import in_thread
 from gspo.model.parameters import saved_part
 from gspo.model.policy import Policy
 
@@ -47,7 +48,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._number = 0
-        self._thread: threading.Thread | None = None
+        self._written: Future[None] | None = None
 
     def copied(self, policy: Policy, states: Mapping[str, Mapping[str, Tensor]]) -> OwnShare:
         """Return copies on the CPU of the weights and of this rank's share of the states; all ranks call it."""
@@ -59,14 +60,13 @@ class Shares:
         weights = policy.weights(is_first=rank() == 0)
         others = [number for number in gathered(rank() if tensors else 0) if number]
         if rank() in others:
-            self._thread = threading.Thread(target=_write, args=(tensors, self._number), daemon=True)
-            self._thread.start()
+            self._written = in_thread("share writer", _write, tensors, self._number)
         return OwnShare(weights=weights, tensors=tensors, number=self._number, other_ranks=others)
 
     def wait(self) -> None:
         """Wait until this rank writes nothing."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._written is not None:
+            self._written.result()
 
 
 def _write(tensors: Mapping[str, Tensor], number: int) -> None:

@@ -2,16 +2,14 @@
 
 import asyncio
 import inspect
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from gspo.errors import UserError
+from gspo.loop import in_thread
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
 
@@ -61,9 +59,8 @@ class Threads:
                 coroutine = reply_of_coroutine(function.call, lambda: arguments, size)
                 future = asyncio.run_coroutine_threadsafe(coroutine, await _responsive_loop())
             else:
-                future = Future[Reply]()
-                call = partial(reply_of, function.call, lambda: arguments, size)
-                threading.Thread(target=_deliver, args=(future, call), daemon=True).start()
+                name = f"reward {function.name}"
+                future = in_thread(name, reply_of, function.call, lambda: arguments, size)
             try:
                 reply = await asyncio.wait_for(asyncio.wrap_future(future), function.time_limit_seconds)
             except TimeoutError:
@@ -72,11 +69,6 @@ class Threads:
 
     def close(self) -> None:
         """Do nothing: there is no process."""
-
-
-def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
-    with suppress(InvalidStateError):  # it was abandoned before
-        future.set_result(work())
 
 
 _loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
@@ -92,7 +84,7 @@ async def _responsive_loop() -> asyncio.AbstractEventLoop:
             return last
     if last is (_loops[-1] if _loops else None):  # no other call has made one meanwhile
         _loops.append(asyncio.new_event_loop())
-        threading.Thread(target=_loops[-1].run_forever, name="reward event loop", daemon=True).start()
+        in_thread("reward event loop", _loops[-1].run_forever)
     return _loops[-1]
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from gspo.errors import printable
+from gspo.loop import in_thread
 
 _COLD_LINES = 40  # of a cold start, whose steps are quick
 _LINE_SECONDS = 60.0  # where there is no terminal: after these, what is waited for has a line
@@ -129,13 +131,12 @@ class Display:
             yield 2
             return
         end, descriptor = os.pipe()
-        relay = threading.Thread(target=self._relay, args=[end], daemon=True)
-        relay.start()
+        relayed = in_thread("output of processes", self._relay, end)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
-            relay.join(timeout=1.0)  # a process that has outlived the run may hold it open
+            wait([relayed], timeout=1.0)  # a process that has outlived the run may hold it open
 
     def _relay(self, end: int) -> None:
         with open(end, errors="replace") as lines:

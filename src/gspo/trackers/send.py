@@ -2,9 +2,9 @@
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.interrupt import Interrupt
+from gspo.loop import in_thread
 from gspo.metrics.numbers import scalars
 from gspo.report.run_files import read_run
 from gspo.report.steps import LAST, lines_up_to, table_of
@@ -41,25 +42,24 @@ def tracked(path: Path, names: Sequence[str], note: Note, interrupt: Interrupt) 
             why = f"has failed ({type(error).__name__}: {error}) and is off"
             note(f"tracker {name} {why}; to send what it lacks: gspo track {path} --to {name}")
 
-    # Daemons, and so are the threads that they start: none keeps the process from its end.
-    threads = [threading.Thread(target=follow, args=(name,), name=name, daemon=True) for name in queues]
-    for thread in threads:
+    sent = dict[str, Future[None]]()
+    for name in queues:
         with suppress(Exception, SystemExit):  # the thread meets it again, and reports it
-            import_module(thread.name)  # here, because two threads that import at once may see half a module
-        thread.start()
+            import_module(name)  # here, because two threads that import at once may see half a module
+        sent[name] = in_thread(name, follow, name)  # as are the threads that it starts, a daemon
     try:
         yield announce
     finally:
         announce(LAST)
         start, limit = time.monotonic(), 0.0 if isinstance(sys.exception(), KeyboardInterrupt) else WAIT_SECONDS
-        if limit and (names := [thread.name for thread in threads if thread.is_alive()]):
+        if limit and (names := [name for name, end in sent.items() if not end.done()]):
             note(f"sending what is left to {', '.join(names)} ({limit:g} s at most) …")
-        while any(thread.is_alive() for thread in threads):
+        while not all(end.done() for end in sent.values()):
             if time.monotonic() - start >= (min(limit, STOPPED_SECONDS) if interrupt.signal else limit):
                 break
             time.sleep(0.005)
-        for thread in filter(threading.Thread.is_alive, threads):
-            note(f"tracker {thread.name} is not done; to send what it lacks: gspo track {path} --to {thread.name}")
+        for name in (name for name, end in sent.items() if not end.done()):
+            note(f"tracker {name} is not done; to send what it lacks: gspo track {path} --to {name}")
 
 
 def send(path: Path, name: str, announced: Iterable[int], *, seconds: float = 0.0) -> tuple[int, int]:

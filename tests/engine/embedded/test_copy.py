@@ -367,7 +367,7 @@ def test_a_close_in_the_midst_ends_the_thread(made: Any, gate: Gate) -> None:
     closing = begin(engine, engine.close)
     gate.open()
     closing.join(60)
-    assert not closing.is_alive() and not engine._thread.is_alive() and gate.num_passes == 5
+    assert not closing.is_alive() and engine._thread.done() and gate.num_passes == 5
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)
@@ -381,8 +381,7 @@ def test_an_engine_that_nobody_holds_ends_its_thread(policy: Policy, copy: Polic
     del engine
     gc.collect()
     assert thread is not None
-    thread.join(60)
-    assert not thread.is_alive()
+    thread.result(60)
 
 
 def test_what_fails_is_in_its_futures_and_the_next_request_is_served(made: Any) -> None:

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -14,6 +14,7 @@ from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
 from gspo.interrupt import check_stop
+from gspo.loop import in_thread
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
@@ -185,7 +186,7 @@ class EmbeddedEngine:
         self._waits = at_publish == "wait"
         self._decoder = _Decoder(own, max_rows=max_rows, at_publish=at_publish, means=self._means)
         self._published: int | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Future[None] | None = None  # done once it has ended
         self._end = weakref.finalize(self, self._decoder.queue.put, None)
 
     @property
@@ -202,12 +203,11 @@ class EmbeddedEngine:
             _Request(prompts=[prompts[n] for n in part], sampling=sampling, futures=[futures[n] for n in part])
             for part in parts
         ]
-        if self._thread is not None and not self._thread.is_alive():
+        if self._thread is not None and self._thread.done():
             raise RuntimeError("the engine is closed")
         self._decoder.queue.put(requests)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._decoder.run, name="decoding", daemon=True)
-            self._thread.start()
+            self._thread = in_thread("decoding", self._decoder.run)
         return futures
 
     def publish(self, version: int) -> None:
@@ -261,6 +261,6 @@ class EmbeddedEngine:
         """End the thread, and give up what is under way."""
         self._end()
         if self._thread is not None:
-            self._thread.join()
+            wait([self._thread])
         if self._num_threads is not None:
             torch.set_num_threads(self._threads_before)

@@ -19,6 +19,7 @@ from gspo.engine.server.vllm import VllmApi
 from gspo.engine.server.vllm_sender import Source, connect
 from gspo.engine.server.weights import PUBLISH_SECONDS, HandOver
 from gspo.errors import RunError
+from gspo.loop import in_thread
 from gspo.model.policy import Policy
 
 
@@ -86,7 +87,7 @@ class Transfer:
         client.post, client.label = post, label
         num_workers = (await ask("/get_world_size"))["world_size"]
         await server.ask(http, api.pause, seconds=PUBLISH_SECONDS)
-        threading.Thread(target=self._send, args=(client, url, num_workers, done), daemon=True).start()
+        in_thread("hand-over", self._send, client, url, num_workers, done)
         await asyncio.wrap_future(done)
         await server.ask(http, api.forget, seconds=PUBLISH_SECONDS)
         await ask("/resume", {})

@@ -1,9 +1,9 @@
 """Checkpoints of a phase: copies taken at safe points while training goes on, and written by a thread."""
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from gspo.errors import RunError
 from gspo.learner.shares import OwnShare
 from gspo.learner.state import digest_of, random_state
 from gspo.learner.trainer import Trainer
+from gspo.loop import in_thread
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import RECIPE, STATE, DamagedError, Position, Store, move_into_place, seal, verified
@@ -59,7 +60,7 @@ class Checkpointer:
     clock: Clock
     about: Mapping[str, Any]  # goes into every manifest
     progress: Progress  # at the last safe point
-    _thread: threading.Thread | None = None
+    _written: Future[None] | None = None
     _failure: RunError | None = None
 
     def __post_init__(self) -> None:
@@ -110,18 +111,15 @@ class Checkpointer:
             self.wait()
             self._saved_at = time.monotonic()
             if not self.path.exists():
-                arguments = (self._snapshot(), self._best)
-                self._thread = threading.Thread(target=self._work, args=arguments, daemon=True)
-                self._thread.name = "checkpoint writer"
-                self._thread.start()
+                self._written = in_thread("checkpoint writer", self._work, self._snapshot(), self._best)
             elif self._best:  # a process that was killed may not have come to this
                 self.directory.save_best(self.path / "model", self._best)
 
     def wait(self) -> None:
         """Until nothing is being written, by any rank; RunError where that has failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._written is not None:
+            self._written.result()
+            self._written = None
         self._raise_failure()
 
     def _raise_failure(self) -> None:
