@@ -6,10 +6,10 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import psutil
+from gspo.engine.server.in_server.gspo_supervise import end_marked
 
 MARK = "GSPO_REWARD_WORKER"  # an environment variable that a worker's descendants inherit
 GRACE_SECONDS = 2  # of CPU time, after which a computation that does not heed its limit ends its process
@@ -20,28 +20,9 @@ def end_tree(leader: int, mark: str) -> None:
 
     The leader must not have been waited for yet: its number could be another's. This process itself goes last.
     """
-    stopped: dict[int, psutil.Process] = {}
-    # All are stopped before any is killed: none has time to start others, and no orphan gets lost.
-    while new := {p.pid: p for p in _members(leader, mark) if p.pid not in stopped and p.pid != os.getpid()}:
-        stopped |= new
-        for process in new.values():
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-    for process in stopped.values():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    end_marked(MARK, mark, leader=leader)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
         os.killpg(leader, signal.SIGKILL)
-
-
-def _members(leader: int, mark: str) -> Iterator[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(leader)
-        yield from [root, *root.children(recursive=True)]
-    for process in psutil.process_iter():  # a daemon, or a child of one that has crashed, is no descendant any more
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                yield process
 
 
 class _OutOfTime(BaseException):

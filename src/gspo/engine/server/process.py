@@ -95,9 +95,10 @@ class ServerProcess:
         return "\n    ".join([*errors[:_NUM_LINES], *lines[-_NUM_LINES:]])
 
     def end(self) -> None:
-        """End the whole group; a second call does nothing."""
+        """End it, with all it has started; a second call does nothing."""
         self._supervisor.kill()  # so that it starts nothing more
-        gspo_supervise.end_group(self._supervisor.pid)
+        mark, seconds = str(self._supervisor.pid), gspo_supervise.END_SECONDS
+        gspo_supervise.end_marked(gspo_supervise.SUPERVISOR, mark, seconds=seconds)
         self._supervisor.wait()
 
 
