@@ -310,6 +310,7 @@ RUNS = {  # together, every part that logs numbers of its own
         f"reward={REWARDS}",
         "evaluation.every=1",
         "evaluation.samples=2",
+        "phases=[{from_step: 2, rollout: {temperature: 0.9}}]",
         "checkpoint.every=1",
         f"hooks=[{Path(__file__).parent / 'run' / 'logging_hook.py'}:log]",
         "actor.routing_replay=engine",

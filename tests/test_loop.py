@@ -116,6 +116,7 @@ def test_what_is_cancelled_has_time_to_end() -> None:
     asyncio.run(cancelled())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is shown, too
 def test_a_thread_gives_its_result_or_its_error_and_a_cancelled_one_gives_nothing() -> None:
     assert loop.in_thread("adds", sum, [1, 2]).result(60) == 3
     with pytest.raises(ZeroDivisionError):

@@ -51,11 +51,11 @@ def check(
         yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
-    for number, phase in enumerate(recipe.phases, 1):
-        yield f"phase {number}     from step {phase.from_step}: {changes_of(phase)}"
     num_asked = recipe.steps * recipe.rollout.queries_per_step
     times = num_asked / len(inputs.queries.train)
     yield f"            {num_asked:,} queries in all: the training data {times:.2f} times"
+    for number, phase in enumerate(recipe.phases, 1):
+        yield f"phase {number}     from step {phase.from_step}: {changes_of(phase)}"
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe.at_longest, inputs, num_ranks)

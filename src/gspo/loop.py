@@ -21,7 +21,8 @@ _lock = threading.Lock()
 def in_thread(name: str, call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> Future[T]:
     """Make a call in a thread of its own, which does not keep the process from ending; its result or its error.
 
-    Cancelling the future, or leaving it, gives the call up; it runs to its end all the same.
+    Cancelling the future, or leaving it, gives the call up; it runs to its end all the same. An error is shown, too:
+    who waits for nothing of a thread would never hear of it.
     """
     future = Future[T]()
 
@@ -31,6 +32,7 @@ def in_thread(name: str, call: Callable[P, T], *arguments: P.args, **keywords: P
         except BaseException as error:
             with suppress(InvalidStateError):
                 future.set_exception(error)
+            raise
         else:
             with suppress(InvalidStateError):
                 future.set_result(result)

@@ -252,6 +252,6 @@ def test_a_run_is_diagnosed_as_its_own_recipe_says_and_not_of_its_evaluation_bef
         directory = SimpleNamespace(metrics=lambda lines=lines: lines)
         recipe = load_recipe(TINY, [*overrides, "report.tokens=false"])
         run: Any = SimpleNamespace(recipe=recipe, directory=directory, display=Display(quiet=True))
-        sentences = Recorder(run)._diagnose({})
+        sentences = Recorder(run)._diagnose(run.recipe.actor, {})
         assert sentences.keys() == wanted
         assert all("in 2 steps" in sentence for sentence in sentences.values())

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.breaking_off import GRADIENT, SAMPLING, differing, logged, recipe_of, result, train
+from tests.breaking_off import GRADIENT, SAMPLING, TINY, differing, logged, recipe_of, result, train
 
 import gspo
+from gspo.check import check
 from gspo.errors import UserError
+from gspo.recipe.load import load_recipe
 from gspo.report.page.data import _run
 from gspo.report.run_files import read_run
+from gspo.reward.overlong import overlong_penalty
 from gspo.run.console import Display
 
 FAST = ("cold_start.steps=0", "evaluation.num_queries=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=4")
@@ -85,21 +88,44 @@ def test_a_run_broken_off_around_a_phase_is_the_unbroken_one(broken_off: Callabl
 def test_a_phase_that_has_not_begun_may_change_and_one_that_has_may_not() -> None:
     keys = [*FAST, "checkpoint.every=1", "checkpoint.keep=9"]
     train(recipe_of("whole", *keys, LONGER, "steps=2"))
-    later = "phases=[{from_step: 2, rollout: {max_new_tokens: 9}}, {from_step: 4, rollout: {max_new_tokens: 2}}]"
+    later = "phases=[{from_step: 2, rollout: {max_new_tokens: 9}}, {from_step: 3, rollout: {max_new_tokens: 2}}]"
     shutil.copytree("runs/whole", "runs/changed")
     with pytest.raises(UserError, match=r"phases\.0\.rollout\.max_new_tokens was 9, is 8"):
         gspo.train(recipe_of("changed", *keys, LONGER.replace("9", "8")), resume=True)
     text = io.StringIO()
     recipe = recipe_of("changed", *keys, later, "steps=4")
     gspo.train(recipe, resume=True, display=Display(Console(file=text, width=250)))
-    assert "changed since: phases.1.from_step was None, is 4" in text.getvalue()
-    assert "from step 4: rollout.max_new_tokens 2" in text.getvalue()
-    assert [longest("changed", step) for step in (2, 3, 4)] == [9, 9, 2]
+    assert "changed since: phases.1.from_step was None, is 3" in text.getvalue()
+    assert "from step 3: rollout.max_new_tokens 2" in text.getvalue() and "NOT comparable" not in text.getvalue()
+    assert [longest("changed", step) for step in (2, 3, 4)] == [9, 2, 2]
 
 
-def test_groups_sampled_ahead_at_another_temperature_are_sampled_again() -> None:
+def test_a_longer_phase_that_a_resume_adds_changes_what_evaluations_are_of() -> None:
+    train(recipe_of("grown", *FAST, "steps=1", "queries.overlong=filter"))
+    text, longer = io.StringIO(), [*FAST, LONGER, "steps=2"]
+    with pytest.raises(UserError, match=r"up to 9 tokens, and it was up to 4: queries\.overlong: filter"):
+        gspo.train(recipe_of("grown", *longer, "queries.overlong=filter"), resume=True)
+    train(recipe_of("other", *FAST, "steps=1"))
+    gspo.train(recipe_of("other", *longer), resume=True, display=Display(Console(file=text, width=250)))
+    assert "NOT comparable: evaluations are of responses of up to 9 tokens, and it was up to 4" in text.getvalue()
+
+
+def test_phases_are_given_on_the_command_line_check_lists_them_and_looks_at_each() -> None:
+    recipe = load_recipe(TINY, ["phases.0.from_step=2", "phases.0.actor.optimizer.lr=5"])
+    lines = list(check(recipe))
+    assert "phase 1     from step 2: actor.optimizer.lr 5" in lines
+    assert any("in phases.0: actor.optimizer.lr 5 is far above" in line for line in lines)
+
+
+def test_a_penalty_for_length_is_never_more_than_one() -> None:
+    assert overlong_penalty(90, 10, 0.2) == -1 == overlong_penalty(10, 10, 0.2)
+
+
+@pytest.mark.parametrize("change", ["temperature: 0.5", "max_new_tokens: 1"])
+def test_groups_sampled_ahead_in_another_way_are_sampled_again(change: str) -> None:
     keys = [*FAST, "rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine"]
-    lines = train(recipe_of("ahead", *keys, "phases=[{from_step: 2, rollout: {temperature: 0.5}}]")).metrics
+    keys += ["rollout.overlong=penalty", f"phases=[{{from_step: 2, rollout: {{{change}}}}}]"]
+    lines = train(recipe_of("ahead", *keys)).metrics
     assert [line["staleness/dropped_groups"] for line in lines] == [0, 4, 0]
 
 
@@ -120,7 +146,7 @@ def test_groups_sampled_ahead_at_another_temperature_are_sampled_again() -> None
             "[{from_step: 5, rollout: {temperature: 2}}, {from_step: 5, rollout: {temperature: 1}}]",
             "phases begin one after the other: from_step is 5, 5",
         ),
-        ("[{from_step: 3, rollout: {max_new_tokens: 400}}]", "400"),  # beside a prompt: the model has 128 positions
+        ("[{from_step: 3, rollout: {max_new_tokens: 400}}]", "lower phases.0.rollout.max_new_tokens"),
     ],
 )
 def test_phases_that_cannot_be_are_refused_before_anything_is_sampled(phases: str, sentence: str) -> None:

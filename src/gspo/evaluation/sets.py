@@ -105,6 +105,7 @@ def make_sets(
     tokenizer: Any,
     *,
     max_positions: int | None,
+    length_key: str = "rollout.max_new_tokens",
     output: int = 2,
 ) -> tuple[EvaluationSet, ...]:
     """The sets as the model reads them, the held-out queries first, with the functions that judge each, tried on a row.
@@ -116,10 +117,10 @@ def make_sets(
     made, judges = [own_set] if held_out else [], dict[str, Sequence[RewardFunction]]()
     separator = recipe.rollout.segment_separator
     for each in sets:
-        template, queries, length_key = own_set, recipe.queries, "rollout.max_new_tokens"
+        template, queries, own_key = own_set, recipe.queries, length_key
         with _faults_of(each.suite):
             if (suite := each.suite) is not None:
-                queries, length_key, key = suite.queries, "the suite's max_new_tokens", str(suite.reward)
+                queries, own_key, key = suite.queries, "the suite's max_new_tokens", str(suite.reward)
                 if key not in judges:
                     judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
                 sampling = recipe.rollout.model_copy(update=suite.sampling)
@@ -127,7 +128,7 @@ def make_sets(
                 template = replace(template, functions=judges[key])
             changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
             rows = RowSet(train=(), held_out=tuple(each.rows))
-            limits: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
+            limits: dict[str, Any] = {"max_positions": max_positions, "length_key": own_key}
             judging = fit_to_rows(template.functions, each.rows)
             asked = render_rows(rows, tokenizer, recipe=changed, **limits).held_out
             probed = probe(asked, (), judging, tokenizer, segment_separator=separator, state=TrainerState())

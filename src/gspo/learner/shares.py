@@ -1,7 +1,7 @@
 """What each rank saves of what ranks share: copies, and files that every rank writes beside the training."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Shares:
     def wait(self) -> None:
         """Wait until this rank writes nothing."""
         if self._written is not None:
-            self._written.result()
+            wait([self._written])
 
 
 def _write(tensors: Mapping[str, Tensor], number: int) -> None:

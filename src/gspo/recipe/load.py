@@ -81,6 +81,8 @@ def overridden(tree: dict[str, Any], override: str, folders: Sequence[str] = (""
     path = [*key.split("."), *["+"] * adds]
     if path[0] == "reward" and path[1:] and re.match("[0-9+]", path[1]):
         tree = {**tree, "reward": listed_rewards(tree.get("reward") or [])}
+    if path[0] == "phases" and path[1:]:
+        tree = {**tree, "phases": tree.get("phases") or []}
     if path[:2] == ["evaluation", "suites"] and path[2:] and isinstance(evaluation := tree.get("evaluation"), dict):
         suites = [{"suite": suite} if isinstance(suite, str) else suite for suite in evaluation.get("suites") or ()]
         tree = {**tree, "evaluation": {**evaluation, "suites": suites}}

@@ -39,6 +39,13 @@ class Recipe(RecipeKeys):
         return max(recipes, key=lambda recipe: recipe.rollout.max_new_tokens)
 
     @property
+    def length_key(self) -> str:
+        """The key that sets the length of the longest responses."""
+        lengths = {"": self.rollout.max_new_tokens}
+        lengths |= {f"phases.{n}.": phase.rollout.max_new_tokens or 0 for n, phase in enumerate(self.phases)}
+        return f"{max(lengths, key=lengths.__getitem__)}rollout.max_new_tokens"
+
+    @property
     def run_dir(self) -> Path:
         """Return where everything about this run is written."""
         return Path(self.output_dir or f"runs/{self.name}")

@@ -26,7 +26,9 @@ def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
 def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
     """Return 0 up to (1 - margin) · max_tokens, then a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
     start = (1 - margin) * max_tokens
-    return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
+    if num_tokens <= start:
+        return 0.0
+    return max(-1.0, -(num_tokens - start) / (max_tokens - start))  # one of an earlier phase may be longer
 
 
 def without_penalty(score: Score) -> Score:

@@ -217,14 +217,15 @@ class Source:
         return by
 
     def _leave_out_old(self) -> bool:
-        """Groups of which any token is older than `max_staleness` steps, or was drawn at another temperature.
+        """Groups of which any token is older than `max_staleness` steps, or that were drawn as is no longer wanted.
 
-        Their queries are sampled again or, of what is too old, left out (`too_old: drop`). Whether there were any.
+        That is at another temperature, or longer than a response may be now. Their queries are sampled again or, of
+        what is too old, left out (`too_old: drop`). Whether there were any.
         """
         kept: list[Drawn] = []
         for drawn in self.ahead:
             is_old = drawn.group is not None and self._age(drawn.group) > self.sampling.max_staleness
-            if drawn.group is None or not (is_old or drawn.temperature != self.sampling.temperature):
+            if drawn.group is None or not (is_old or self._is_other(drawn, drawn.group)):
                 kept.append(drawn)
                 continue
             self.num_too_old += 1
@@ -234,6 +235,10 @@ class Source:
                 )
         has_changed, self.ahead = self.ahead != kept, kept
         return has_changed
+
+    def _is_other(self, drawn: Drawn, group: Group) -> bool:
+        longest = max(sample.num_tokens for sample in group.samples)
+        return drawn.temperature != self.sampling.temperature or longest > self.sampling.max_new_tokens
 
     def _age(self, group: Group) -> int:
         """In steps, of its oldest token."""

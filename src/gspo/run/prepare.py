@@ -107,11 +107,12 @@ def load_inputs(
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
-    queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=model.max_positions)
+    length_key, max_positions = recipe.length_key, model.max_positions
+    queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
-    options: dict[str, Any] = {"max_positions": model.max_positions, "output": output}
+    options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
     longest = longest_sequence(longest_recipe, queries, sets)
@@ -127,6 +128,9 @@ def load_inputs(
         notes += own_answer_notes(asked_of, judges, tokenizer, segment_separator=separator)
     if trains:
         notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)]
+        for index, phase in enumerate(recipe.phases):
+            said = ineffective_settings(recipe.at(phase.from_step))
+            notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
     return Inputs(
         functions=functions,
         hooks=hooks,

@@ -22,6 +22,7 @@ from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ActorConfig
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
@@ -109,7 +110,7 @@ class Recorder:
         has_diverged = max(counts) >= MAX_SKIPPED_IN_A_ROW
         if recipe.report.rollouts or has_diverged:
             path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
-        named = self._diagnose(progress.diagnoses, is_early=not is_last and step < WINDOW)
+        named = self._diagnose(recipe.actor, progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
         if step == 1 and recipe.rollout.engine == "embedded" and run.trainer.policy.dtype == torch.float32:
@@ -205,10 +206,10 @@ class Recorder:
         self.lines.append(line)
         self._run.directory.append("metrics.jsonl", line)
 
-    def _diagnose(self, earlier: Mapping[str, str], *, is_early: bool = False) -> Mapping[str, str]:
+    def _diagnose(self, actor: ActorConfig, earlier: Mapping[str, str], *, is_early: bool = False) -> Mapping[str, str]:
         """The earlier diagnoses and those of now, of which the new ones are shown."""
         find = early_diagnoses if is_early else diagnoses
-        sentences = find([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
+        sentences = find([line for line in self.lines if line["step"] > 0], actor)
         self._run.display.just_shown = [name for name in sentences if name not in earlier]
         for name in self._run.display.just_shown:
             self._run.display.note(f"diagnosis: {sentences[name]}", style="yellow")

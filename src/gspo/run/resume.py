@@ -20,6 +20,7 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
 from gspo.run.checkpoint.store import (
+    CHECKPOINTS,
     RECIPE,
     STATE,
     Checkpoint,
@@ -187,8 +188,16 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
         what = f"it is not the one that the run in {saved} was made with, and would make another run:{lines}"
         raise UserError(what, where="recipe", fix=fix)
     for change in changed:
-        if change.effect == "none" and change.key not in ("output_dir", "name"):  # where it lies, as it was just named
+        # Where it lies was just named, and of an empty list there is nothing to be said.
+        if change.effect == "none" and change.key not in ("output_dir", "name", "phases"):
             note(f"changed since: {change}")
+    before, longest = (each.at_longest.rollout.max_new_tokens for each in (load_recipe(saved / RECIPE), recipe))
+    if longest != before:  # by phases that have not begun
+        lengths = f"up to {longest} tokens, and it was up to {before}"
+        if recipe.queries.overlong == "filter":
+            fix = "give the phases the length that the longest of them had, or begin a new run"
+            raise UserError(f"{lengths}: queries.overlong: filter would leave out others", where="phases", fix=fix)
+        note(f"NOT comparable: evaluations are of responses of {lengths}")
     schedule = recipe.actor.optimizer.schedule
     if schedule != "constant" and any(change.key == "steps" for change in changed):
         note(f"the {schedule} schedule of the learning rate is stretched over the new number of steps")
@@ -197,8 +206,9 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
 def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
     then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
     changes = recipe_changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
-    # The step under way belongs to what has begun, too; the phases after it may still be others.
-    step = 1 + (position.steps if (position := position_of(saved.name)) else 0)
+    # A step under way has begun, too; the phases after it may still be others.
+    position = position_of(saved.name) if saved.parent.name == CHECKPOINTS else None
+    step = position.steps + bool(position.stage) if position else 0
     num_begun = max(sum(phase.from_step <= step for phase in each.phases) for each in (then, recipe))
     to_come = re.compile(r"phases(\.(\d+)\..*)?")
     return [

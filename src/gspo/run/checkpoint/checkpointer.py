@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +118,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Until nothing is being written, by any rank; RunError where that has failed."""
         if self._written is not None:
-            self._written.result()
+            wait([self._written])
             self._written = None
         self._raise_failure()
 
