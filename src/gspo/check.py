@@ -17,6 +17,7 @@ from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
+from gspo.rollout.conversation import Tools
 from gspo.run.memory import memory_lines
 from gspo.run.minutes import measured_rates, time_line
 from gspo.run.place import check_place
@@ -41,6 +42,8 @@ def check(
     inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
     yield from _model_lines(recipe, inputs)
     yield from _query_lines(recipe, inputs)
+    if inputs.tools is not None:
+        yield from _tool_lines(inputs.tools)
     yield from _reward_lines(inputs.functions, inputs.probed)
     for eval_set in inputs.evaluation_sets:
         if eval_set.probed:
@@ -101,6 +104,16 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
     yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
+
+
+def _tool_lines(tools: Tools) -> Iterator[str]:
+    """Each tool with its parameters, and what stands between a call and the next turn."""
+    for name, tool in tools.by_name.items():
+        parameters = ", ".join(tool.schema["function"]["parameters"]["properties"])
+        yield f"tool        {name}({parameters}): {tool.schema['function']['description'].splitlines()[0]}"
+    written = json.dumps("".join(tools.bridge.pieces(["RESULT"])), ensure_ascii=False)
+    role = f"as messages of the role {tools.bridge.role}" if tools.bridge.role else "as plain text"
+    yield f"results     {role}, which are not trained on: {written}"
 
 
 def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:

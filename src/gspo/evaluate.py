@@ -74,6 +74,8 @@ def evaluate(
             inputs = load_inputs(recipe, trains=False, say=say)
             sets, tokenizer = inputs.evaluation_sets, inputs.tokenizer
             stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
+            for tool in inputs.tools.by_name.values() if inputs.tools else ():
+                stack.callback(tool.close)
             check_stop()
             say(f"loading {recipe.model.path}")
             policy, added = _loaded_policy(recipe, tokenizer)
@@ -96,7 +98,7 @@ def evaluate(
                 longest = longest_sequence(recipe, inputs.queries, sets)
                 engine = make_engine(recipe, policy, directory=directory, longest_sequence=longest, say=say)
                 stack.enter_context(closing(engine))
-                sampler = Sampler(engine, policy)
+                sampler = Sampler(engine, policy, inputs.tools)
                 sampler.publish(0)
             description = engine.describe()
             for eval_set, queries in zip(sets, pending, strict=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 from gspo.errors import FailureKind
 
 Messages = list[dict[str, Any]]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "turns"]  # turns: the last one that may be still calls a tool
 ShowProgress = Callable[[int, int, str], object]  # how much is done, of how much, and of what: (3, 8, "responses")
 
 
@@ -56,6 +56,20 @@ class Failure:
 
     kind: FailureKind
     message: str  # with the function's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A part of a response in which the policy calls tools: what it wrote, or what they returned.
+
+    Example: Turn(role="tool", text="56088", num_tokens=17, num_calls=1)
+    """
+
+    role: Literal["assistant", "tool"]
+    text: str  # of a tool's turn, the results one below the other
+    num_tokens: int  # with those that the chat template writes around results
+    num_calls: int = 0  # that were made
+    num_errors: int = 0  # of them: what the policy wrote is no call, or the tool has raised an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +132,8 @@ class Sample:
     experts: Experts | None = None  # that the engine activated; None: not recorded
     full_logprobs: Float[Tensor, "W"] | None = None  # log π at the temperature, by the engine; None: q is π
     segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
+    turns: tuple[Turn, ...] = ()  # their tokens are the response's; empty without rollout.tools
+    failure: Failure | None = None  # of a tool that gave no answer: the response has no reward
     # From the reward functions.
     score: Score | None = None
     # From the models beside the policy, where the recipe has them.
@@ -139,6 +155,11 @@ class Sample:
     def num_tokens(self) -> int:
         """The number of tokens of the response."""
         return len(self.token_ids)
+
+    @property
+    def answer(self) -> str:
+        """The text that is judged: of several turns, the last."""
+        return self.text if not self.turns else self.turns[-1].text
 
     @property
     def num_written(self) -> int:

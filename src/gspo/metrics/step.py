@@ -40,7 +40,7 @@ def step_metrics(
     groups = (*batch.groups, *batch.dropped)
     sampled = [sample for group in groups for sample in group.samples]
     cut = [sample for sample in sampled if sample.finish_reason == "length"]
-    run_on = [sample for sample in cut if any(mark in sample.text for mark in turn_marks)]
+    run_on = [sample for sample in cut if any(mark in sample.answer for mark in turn_marks)]
     generated = sum(sample.num_written for sample in sampled)
     return {
         **_reward_metrics(sampled),
@@ -57,6 +57,7 @@ def step_metrics(
         **_critic_metrics(samples, reports),
         **_mismatch_metrics(samples),
         **_sampling_metrics(sampled),
+        **_turn_metrics(sampled),
         **expert_metrics(samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
@@ -112,6 +113,20 @@ def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
         "reward/masked_fraction": failures.total() / len(scores),
         **{f"reward/{kind}_rollouts": float(failures[kind]) for kind in get_args(FailureKind)},
         **{f"reward/{name}/mean": mean(values) for name, values in applied.items() if values and len(parts) > 1},
+    }
+
+
+def _turn_metrics(samples: Sequence[Sample]) -> Metrics:
+    turns = [turn for sample in samples for turn in sample.turns]
+    if not turns:
+        return {}
+    calls = sum(turn.num_calls for turn in turns)
+    return {
+        "turns/mean": sum(turn.role == "assistant" for turn in turns) / len(samples),
+        "turns/most_fraction": sum(sample.finish_reason == "turns" for sample in samples) / len(samples),
+        "turns/written_fraction": sum(s.num_written for s in samples) / sum(s.num_tokens for s in samples),
+        "tools/calls_mean": calls / len(samples),
+        "tools/error_fraction": sum(turn.num_errors for turn in turns) / calls if calls else 0.0,
     }
 
 

@@ -13,7 +13,7 @@ from gspo.queries.template import HOLE, ChatTemplate, with_text
 from gspo.recipe.sections import QueriesConfig
 from gspo.types import Messages, Query
 
-_CUT = "\ufdd0\ufdd1"  # no characters: within a special token that is to be plain text
+CUT = "\ufdd0\ufdd1"  # no characters: within a special token that is to be plain text
 _PLACE = re.compile(r"<\|?(?:image|video|audio)[\w-]*\|?>", re.IGNORECASE)
 _MEDIA = re.compile("image|picture|photo|video|audio|sound|speech", re.IGNORECASE)
 _IS_TEMPLATED = (
@@ -36,7 +36,7 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
     for row in rows:
         _check_row(row, queries, is_chat=is_chat, has_template=has_template)
     template = ChatTemplate(tokenizer, queries.date) if is_chat else None
-    tokens = cache(partial(_special_tokens, tokenizer))
+    tokens = cache(partial(special_tokens, tokenizer))
     written = [_written(row, queries, template, tokens) for row in rows]
     # A chat template has written its special tokens itself.
     encoded = tokenizer([pieces[0] for pieces, _ in written], add_special_tokens=not is_chat)["input_ids"]
@@ -129,13 +129,13 @@ def _written(
                 fix = "take it out, or set queries.special_tokens: text, which encodes it as plain text, or allow"
                 raise UserError(f"the row's own text has the special token {found[0]}", where=row.id, fix=fix)
             if way == "text":
-                message["content"] = special.sub(lambda token: f"{token[0][0]}{_CUT}{token[0][1:]}", text)
+                message["content"] = special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
             how = "plain text" if way == "text" else "a token (queries.special_tokens: text makes it plain text)"
             remarks.append(f"the row's own text has {found[0]}, which is read as {how}")
     if template is None:
-        return with_settings(own)[0]["content"].split(_CUT), remarks
+        return with_settings(own)[0]["content"].split(CUT), remarks
     text, others = template.prompt(with_settings(own), variables, where=row.id)
-    return text.split(_CUT), [*remarks, *others]
+    return text.split(CUT), [*remarks, *others]
 
 
 def _with_settings(messages: Messages, queries: QueriesConfig, is_text: bool) -> Messages:
@@ -146,7 +146,7 @@ def _with_settings(messages: Messages, queries: QueriesConfig, is_text: bool) ->
     return messages if queries.system is None else [{"role": "system", "content": queries.system}, *messages]
 
 
-def _special_tokens(tokenizer: Any, around: str) -> re.Pattern[str]:
+def special_tokens(tokenizer: Any, around: str) -> re.Pattern[str]:
     """Return those of the tokenizer, and other tokens that are added to its own and that the chat template writes."""
     added = tokenizer.added_tokens_decoder.values()
     names = {token.content for token in added if token.content.strip() and (token.special or token.content in around)}

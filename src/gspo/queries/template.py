@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, timedelta
 from os.path import commonprefix
 from typing import Any
@@ -77,6 +78,23 @@ class ChatTemplate:
         text = text.removesuffix(self.frame(messages, variables, where=where)[1])
         remarks = _prove(_squeezed(text), [*(_squeezed(m["content"]) for m in earlier), ""], messages, where)
         return text + last["content"], [*remarks, _IS_BEGUN]
+
+    def between(self, num_results: int, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """The role under which it writes results of tools, and what it writes behind an answer and around each of them.
+
+        The last piece ends with what it writes before the next answer. UserError where it takes results under no role.
+        """
+        for role in ("tool", "user"):
+            num_messages = num_results if role == "tool" else 1  # where roles must take turns
+            said = [f"GSPO{number}{HOLE}" for number in range(2 + num_messages)]
+            roles = ["user", "assistant", *[role] * num_messages]
+            messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+            with suppress(UserError):
+                text = self._write(messages, variables, "")
+                if re.fullmatch(".*".join(map(re.escape, ["", *said, ""])), text, re.DOTALL):
+                    return role, re.split("|".join(said[1:]), text)[1:]
+        what = "the chat template writes results of tools neither as messages of the role tool nor as the user's"
+        raise UserError(what, where="rollout.tools", fix="use a tokenizer with another template, or leave tools out")
 
     def _write(
         self, messages: Messages, variables: Mapping[str, Any], where: str, *, opens: bool = True, days: int = 0

@@ -59,6 +59,9 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
         """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
+        """rollout.segment_separator with rollout.tools: a response of several turns is not cut into segments; leave one
+        out
+        """: rollout.tools and rollout.segment_separator is not None,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
     }
@@ -238,6 +241,9 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
+        ("rollout.max_turns", "rollout.tools"): rollout.tools,
+        ("rollout.tool_seconds", "rollout.tools"): rollout.tools,
+        ("rollout.tool_characters", "rollout.tools"): rollout.tools,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,

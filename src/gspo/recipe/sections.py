@@ -283,6 +283,12 @@ class RolloutConfig(Section):
     )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Text | None = key(None, "The text that ends a segment, for rewards `per: segment`.")
+    tools: tuple[PathText, ...] = key(
+        (), "Functions that the policy may call within a response: see [tools](../guides/tools.md)."
+    )
+    max_turns: Positive = key(8, "The most turns of the policy in a response; calls of the last one are not made.")
+    tool_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call of a tool.")
+    tool_characters: Positive = key(4000, "A tool's result is cut off after this number of characters.")
 
     @model_validator(mode="before")
     @classmethod

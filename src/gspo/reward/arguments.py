@@ -67,18 +67,24 @@ def _lists(
     signature: Signature, query: Query, samples: Sequence[Sample], function: RewardFunction
 ) -> dict[str, list[Any]]:
     """An entry a completion, of what no column gives."""
-    size, texts = len(samples), [sample.text for sample in samples]
+    size, texts = len(samples), [sample.answer for sample in samples]
     if signature == "verl":
         return {name: [value] * size for name, value in _of_verls_row(query.columns).items()} | {"solution_str": texts}
     lists: dict[str, list[Any]] = {"completions": texts, "completion_ids": [s.token_ids.tolist() for s in samples]}
     if signature == "AReaL":
         return {**lists, "prompt": [query.text] * size, "prompt_ids": [list(query.prompt_ids)] * size}
     if not isinstance(query.prompt, str):
-        lists["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+        lists["completions"] = [_messages(sample) for sample in samples]
     if function.per == "segment":
         assert function.segment_separator is not None
         lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
     return {**lists, "prompts": [query.prompt] * size, "prompt_texts": [query.text] * size}
+
+
+def _messages(sample: Sample) -> list[dict[str, str]]:
+    if not sample.turns:
+        return [{"role": "assistant", "content": sample.text}]
+    return [{"role": turn.role, "content": turn.text} for turn in sample.turns]
 
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:

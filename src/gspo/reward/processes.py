@@ -62,17 +62,19 @@ class Processes:
         is_async: bool = False,
         concurrent_calls: int | None = None,
         is_verifier: bool = False,
+        is_tool: bool = False,
         output: int = 2,
     ) -> None:
         self._is_async, self._is_verifier = is_async, is_verifier
         most = MAX_COROUTINES if is_async else min(MAX_PROCESSES, os.cpu_count() or 1)
         self._places = asyncio.Semaphore(concurrent_calls or most)
         self._alone = asyncio.Semaphore(1)  # for a call that is made by itself, since one beside it ended the process
-        self._where = f"reward function {function}"
+        self._where = f"{'tool' if is_tool else 'reward function'} {function}"
         self._setup: dict[str, Any] = {
             "name": function,
             "is_async": is_async,
             "is_verifier": is_verifier,
+            "is_tool": is_tool,
             "home": str(Path(gspo.__file__).parents[1]),
             "path": [os.path.abspath(path) for path in sys.path if isinstance(path, str)],  # noqa: PTH100
         }

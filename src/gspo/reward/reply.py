@@ -39,6 +39,10 @@ class Reply:
             raise ValueError("what no function can log")
 
 
+class ToolResult(str):
+    """The text that a tool has returned: its call's one value."""
+
+
 def timed_out(seconds: float) -> Reply:
     """Make the reply for a call that takes too long."""
     return Reply(kind="timed_out", what=f"it ran over its time limit of {seconds:g} s")
@@ -85,6 +89,8 @@ def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
 
 
 def _score(value: Any) -> float | list[float] | str | None:
+    if isinstance(value, ToolResult):
+        return encodable(value)
     if (plain_value := plain(value)) is None:
         return None
     is_list = isinstance(plain_value, list | tuple)

@@ -63,7 +63,13 @@ class Scoring:
         which it fails. UserError where a function needs what is not there, or too much is masked.
         """
         found = _Found()
-        await all_of([self._ask(function, group.samples, found) for function in self._functions])
+        judged = [sample for sample in group.samples if sample.failure is None]
+        for sample in group.samples:
+            if sample.failure is not None:
+                where = f"row {sample.query.id}"
+                self._note_masked(UserError(sample.failure.message, where=where, fix="see that the tool answers"))
+        self._check_masked()
+        await all_of([self._ask(function, judged, found) for function in self._functions if judged])
         samples = tuple(replace(sample, score=self._score(sample, found)) for sample in group.samples)
         logged = added_up(found.logged)
         return Batch(groups=(Group(samples=samples),), reward_seconds=dict(found.seconds), logged=logged)
@@ -120,6 +126,9 @@ class Scoring:
 
     def _score(self, sample: Sample, found: "_Found") -> Score:
         """Return the sample's score, once everything is in."""
+        if sample.failure is not None:
+            parts = dict[str, float | None].fromkeys(function.name for function in self._functions)
+            return Score(reward=None, parts=parts, failure=sample.failure)
         said = {function.name: found.parts[sample, function.name] for function in self._functions}
         numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
         totals = dict[str, float]()

@@ -20,6 +20,7 @@ from gspo.errors import UserError
 from gspo.reward.builtin import find_function, math
 from gspo.reward.limits import end_tree
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
+from gspo.reward.tool_functions import as_tool, find_tool
 
 MAX_VERIFIER_BYTES = 4 * 2**30
 OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot any more, the process ends itself then
@@ -32,7 +33,9 @@ HEADER = struct.Struct(">Q")  # the size of a reply
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
-def main(*, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, path: list[str]) -> None:
+def main(
+    *, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, is_tool: bool, path: list[str]
+) -> None:
     """Import the function, say so, and make calls until the trainer is gone."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
@@ -47,7 +50,7 @@ def main(*, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: 
                 resource.setrlimit(limit, (value, value))
     ready = Reply()
     try:
-        function = find_function(name)
+        function = as_tool(find_tool(name)) if is_tool else find_function(name)
         _prepare(name)
     except UserError as error:
         ready = Reply(user_error=(error.what, None, error.fix))

@@ -35,3 +35,8 @@ class SamplingKey:
         """The keys of `response_keys`, as a list for each group."""
         keys = self.response_keys(query_ids, num_samples)
         return [keys[start : start + num_samples] for start in range(0, len(keys), num_samples)]
+
+
+def key_of_turn(key: int, turn: int) -> int:
+    """Return the key of a turn of the response that has the key; the first turn, 0, has that itself."""
+    return key if turn == 0 else int.from_bytes(blake2b(f"{key} {turn}".encode(), digest_size=16).digest(), "big")

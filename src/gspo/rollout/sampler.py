@@ -14,10 +14,13 @@ from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.keys import SamplingKey
+from gspo.rollout.conversation import Conversation, Tools
+from gspo.rollout.keys import SamplingKey, key_of_turn
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.single_turn import SingleTurn
 from gspo.types import Group, Query, Sample, ShowProgress
+
+Rollout = SingleTurn | Conversation
 
 
 class Ended:
@@ -40,12 +43,12 @@ class Sampler:
     Example: Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=0, step=1))
     """
 
-    def __init__(self, engine: Engine, policy: Policy) -> None:
-        self.engine, self._policy = engine, policy
+    def __init__(self, engine: Engine, policy: Policy, tools: Tools | None = None) -> None:
+        self.engine, self._policy, self._tools = engine, policy, tools
         self._version, self._num_groups = 0, 0
         # Prompts to be submitted together, and who waits for the engine's promise of a completion.
         self._waiting: list[tuple[Prompt, Sampling, asyncio.Future[Future[Completion]]]] = []
-        self._made: tuple[RolloutConfig, SingleTurn, Sampling] | None = None  # of the settings that were used last
+        self._made: tuple[RolloutConfig, Rollout, Sampling] | None = None  # of the settings that were used last
 
     def publish(self, version: int | None = None) -> None:
         """Have the engine sample with the policy's present weights; without a version, a server that has lost them."""
@@ -111,11 +114,18 @@ class Sampler:
         sampling: Sampling,
         group: int,
         key: int,
-        max_new_tokens: int,
+        most: int,
         ids: Sequence[int],
         is_complete: Callable[[int], bool] | None,
+        *,
+        turn: int = 0,
+        max_new_tokens: int | None = None,
     ) -> Completion:
         """Return what the policy adds to the ids: prompts that come at the same moment are submitted together."""
+        if turn:  # whose prompt is no other response's
+            self._num_groups += 1
+            group, key = self._num_groups, key_of_turn(key, turn)
+        max_new_tokens = most if max_new_tokens is None else max_new_tokens
         prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         if not self._waiting:
@@ -143,7 +153,7 @@ class Sampler:
             for _, _, promise in waiting:
                 promise.set_exception(error)
 
-    def _rollout(self, settings: RolloutConfig) -> tuple[SingleTurn, Sampling]:
+    def _rollout(self, settings: RolloutConfig) -> tuple[Rollout, Sampling]:
         """Return what samples with the settings."""
         if self._made is None or self._made[0] != settings:
             policy = self._policy
@@ -156,5 +166,6 @@ class Sampler:
                 biases=biased_ids(settings.logit_bias, policy.tokenizer, len(policy.head.weight)),
                 stop_ids=policy.stop_ids,
             )
-            self._made = (settings, SingleTurn(policy, settings), sampling)
+            rollout = Conversation(policy, settings, self._tools) if self._tools else SingleTurn(policy, settings)
+            self._made = (settings, rollout, sampling)
         return self._made[1:]

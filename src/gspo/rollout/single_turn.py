@@ -13,8 +13,9 @@ from gspo.rollout.stop_strings import StopStrings, WatchedResponse
 from gspo.types import Experts, Query, Sample
 
 # What the policy adds to token ids. The second argument, where there is one, is called with each of its tokens in turn:
-# whether they complete a text that ends it.
-Generate = Callable[[Sequence[int], Callable[[int], bool] | None], Awaitable[Completion]]
+# whether they complete a text that ends it. By keyword, in a response of several turns: `turn`, from 0, and
+# `max_new_tokens`.
+Generate = Callable[..., Awaitable[Completion]]
 
 
 class SingleTurn:

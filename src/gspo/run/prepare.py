@@ -1,7 +1,7 @@
 """Everything a run or an evaluation needs, loaded and checked before the first token is sampled."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ from gspo.learner.trainer import Trainer
 from gspo.model.inputs import check_lengths, read_model
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import device_of
+from gspo.queries.bridge import PLAIN
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, query_notes, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import QueriesConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.log import TrainerState
+from gspo.reward.tools import load_tools, made_tools
+from gspo.rollout.conversation import Tool, Tools
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
@@ -65,6 +69,8 @@ class Inputs:
     config: Any  # of the model, as transformers has it
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
+    rendering: QueriesConfig  # by which it does: with the recipe's tools
+    tools: Tools | None  # that the policy may call
     evaluation_sets: Sequence[EvaluationSet]  # the held-out queries, where there are any, and the suites
     probed: Sequence[tuple[str, Score]]  # the scores of the first row's answer, where it has one, and of junk, by text
     notes: Sequence[str]  # what one would not expect: of the evaluation, of settings without effect
@@ -97,20 +103,24 @@ def load_inputs(
     function's process prints goes to the file descriptor `output`.
     """
     hooks = load_hooks(recipe.hooks, given.on_step)
+    tools = load_tools(recipe.rollout, output=output)
     functions: tuple[RewardFunction, ...] = ()
     if trains:
         recipe, functions = load_rewards(recipe, given.reward, output=output)
     say("reading what to evaluate on")
-    set_rows, longest_recipe = read_sets(recipe, given.evaluation), recipe.at_longest
+    set_rows: Sequence[SetRows] = read_sets(recipe, given.evaluation)
+    longest_recipe = recipe.at_longest
     rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
     functions = fit_to_rows(functions, [*rows.train, *rows.held_out])
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
+    if tools:
+        longest_recipe, set_rows = with_schemas(longest_recipe, set_rows, tools, tokenizer)
     length_key, max_positions = recipe.length_key, model.max_positions
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
-    notes += [*query_notes(rows, queries, recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
+    notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
@@ -140,10 +150,31 @@ def load_inputs(
         config=config,
         tokenizer=tokenizer,
         queries=queries,
+        rendering=longest_recipe.queries,
+        tools=made_tools(tools, tokenizer, longest_recipe.queries),
         evaluation_sets=sets,
         probed=probed,
         notes=notes,
     )
+
+
+def with_schemas(
+    recipe: Recipe, sets: Sequence[SetRows], tools: Sequence[Tool], tokenizer: Any
+) -> tuple[Recipe, Sequence[SetRows]]:
+    """Return recipe and sets whose chat templates get the tools' schemas, where there is a template."""
+
+    def shown(queries: QueriesConfig) -> QueriesConfig:
+        if not getattr(tokenizer, "chat_template", None) or queries.chat is False:
+            return queries
+        variables = {**queries.chat_template_kwargs, "tools": [tool.schema for tool in tools]}
+        return queries.model_copy(update={"chat_template_kwargs": variables})
+
+    changed = [
+        replace(each, suite=suite and suite.model_copy(update={"queries": shown(suite.queries)}))
+        for each in sets
+        for suite in (each.suite,)
+    ]
+    return recipe.model_copy(update={"queries": shown(recipe.queries)}), changed
 
 
 def _read_rows(
@@ -195,7 +226,7 @@ def prepare(
     check_stop()
     left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
     pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
-    return Prepared(**vars(inputs), demonstrations=encode_demonstrations(trainer.policy, recipe.queries, pairs))
+    return Prepared(**vars(inputs), demonstrations=encode_demonstrations(trainer.policy, inputs.rendering, pairs))
 
 
 def _cold_started_model(run: Path) -> Path:
@@ -215,3 +246,5 @@ def _fitting_texts(
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
         yield completion
+    if recipe.rollout.tools:
+        yield PLAIN

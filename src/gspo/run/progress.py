@@ -19,7 +19,7 @@ from gspo.learner.volatility import Activation
 from gspo.recipe.sections import RolloutConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import Position
-from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats
+from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Activation, Batch, Best, Drawn, Experts, Failure, Group, MiniBatchReport, Noise),
-        *(Progress, Sample, Score, SequenceStats, StepReport),
+        *(Progress, Sample, Score, SequenceStats, StepReport, Turn),
     )
 }
 # Marks of what JSON has no form for; a mapping of the records never has such a key.

@@ -279,6 +279,7 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             "mini_batch": stats and stats.mini_batch,
             "tokens": sample.num_tokens,
             "finish_reason": sample.finish_reason,
+            **({"turns": [[turn.role, turn.text, turn.num_tokens] for turn in sample.turns]} if sample.turns else {}),
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
             **({"versions": [[*span] for span in sample.versions]} if len(sample.versions) > 1 else {}),
         }

@@ -215,6 +215,8 @@ def open_run(
             parts = prepare(recipe, trainer, given, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
+        for tool in parts.tools.by_name.values() if parts.tools else ():
+            stack.callback(tool.close)
         # Now that all is loaded, and before an engine writes there.
         if overwrite:
             move_old_run(recipe, display.note)
@@ -230,7 +232,7 @@ def open_run(
             trainer=trainer,
             parts=parts,
             engine=engine,
-            sampler=Sampler(engine, trainer.policy),
+            sampler=Sampler(engine, trainer.policy, parts.tools),
             directory=directory,
             display=display,
             interrupt=interrupt,
@@ -257,7 +259,7 @@ def _engine(recipe: Recipe, trainer: Trainer, longest_sequence: int, say: Callab
 def _about(trainer: Trainer, parts: Prepared, engine: Engine) -> Mapping[str, Any]:
     """Return what must be, or should be, the same when the run is resumed."""
     return {
-        "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks),
+        "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks, parts.tools),
         "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
         "tokens_sha256": tokens_digest(parts.queries),
         "num_streamed": parts.rows.num_streamed,

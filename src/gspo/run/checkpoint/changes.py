@@ -13,6 +13,7 @@ import torch
 
 from gspo.learner.trainer import Trainer
 from gspo.reward.calls import RewardFunction
+from gspo.rollout.conversation import Tools
 from gspo.run.checkpoint.store import digest
 from gspo.run.hooks import Hook
 
@@ -71,7 +72,11 @@ def _effect(key: str) -> Literal["none", "rounding", "another run"]:
 
 
 def environment(
-    trainer: Trainer, functions: Sequence[RewardFunction], engine: Mapping[str, str], hooks: Mapping[str, Hook]
+    trainer: Trainer,
+    functions: Sequence[RewardFunction],
+    engine: Mapping[str, str],
+    hooks: Mapping[str, Hook],
+    tools: Tools | None = None,
 ) -> dict[str, str]:
     """Libraries, processor, threads, what was proven of the model at load, the engine, code of rewards and hooks."""
     policy, device = trainer.policy, trainer.policy.device
@@ -88,6 +93,7 @@ def environment(
         **engine,
         **{f"code of reward {function.name}": f"{code_of(function.call)}{function.settings}" for function in functions},
         **{f"code of hook {name}": code_of(hook) for name, hook in hooks.items()},
+        **{f"code of tool {name}": code_of(tool.function) for name, tool in (tools.by_name if tools else {}).items()},
     }
 
 

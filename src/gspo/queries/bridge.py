@@ -1,0 +1,53 @@
+"""The tokens between a call of tools and the policy's next turn: what the tools returned, as the template writes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.queries.render import CUT, special_tokens
+from gspo.queries.template import ChatTemplate
+from gspo.recipe.sections import QueriesConfig
+
+_BEFORE, _AFTER = "\n<tool_response>\n", "\n</tool_response>\n"  # where there is no template, and around texts of users
+PLAIN = f"<tool_call></tool_call>{_BEFORE}{_AFTER}"  # what a tokenizer without a template must be able to write
+
+
+class Bridge:
+    """What stands between two turns of the policy; it is encoded by itself, and all before it stays as it was sampled.
+
+    Example: Bridge(tokenizer, recipe.queries).tokens(["56088"], last=2)
+    """
+
+    def __init__(self, tokenizer: Any, queries: QueriesConfig) -> None:
+        self._tokenizer, self._variables = tokenizer, queries.chat_template_kwargs
+        has_template = bool(getattr(tokenizer, "chat_template", None)) and queries.chat is not False
+        self._template = ChatTemplate(tokenizer, queries.date) if has_template else None
+        self.role = self._template.between(1, self._variables)[0] if self._template else None  # None: plain text
+
+    def pieces(self, results: Sequence[str]) -> list[str]:
+        """The texts of results with what stands around each; the first of the list is written behind an answer."""
+        if self._template is not None and self.role == "tool":
+            around = self._template.between(len(results), self._variables)[1]
+        elif self._template is not None:
+            first, last = self._template.between(1, self._variables)[1]
+            around = [first + _BEFORE.lstrip(), *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER.rstrip() + last]
+        else:
+            around = [_BEFORE, *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER]
+        return [around[0], *(piece for pair in zip(results, around[1:], strict=True) for piece in pair)]
+
+    def tokens(self, results: Sequence[str], *, last: int) -> list[int]:
+        """The tokens that follow `last`, with which the policy's turn has ended; results are plain text throughout."""
+        pieces, end = self.pieces(results), self._tokenizer.decode([last])
+        pieces[0] = pieces[0].removeprefix(end)  # the policy has written it
+        special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
+        for place in range(1, len(pieces), 2):
+            pieces[place] = special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", pieces[place])
+        first, *rest = "".join(pieces).split(CUT)
+        return [*self._behind(end, first), *(token for piece in rest for token in self._encoded(piece))]
+
+    def _behind(self, end: str, text: str) -> list[int]:
+        """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""
+        before, both = self._encoded(f"a{end}"), self._encoded(f"a{end}{text}")
+        return both[len(before) :] if both[: len(before)] == before else self._encoded(text)
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,98 @@
+"""The functions behind tools: those that are built in, and what a process makes of a function so that it is one."""
+
+import ast
+import json
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError, validate_call
+
+from gspo.recipe.callables import load_callable
+from gspo.reward.calls import is_async
+from gspo.reward.reply import ToolResult
+
+ERROR = "error: "  # how a result begins that is none
+MAX_CHARACTERS = 1_000_000  # of a result, on its way to the trainer
+_MAX_DIGITS = 1000  # of a number
+_OPERATIONS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def calculator(expression: str) -> str:
+    """Compute an arithmetic expression.
+
+    Args:
+        expression: Numbers, + - * / // % ** and parentheses, such as 3 * (4 + 5).
+    """
+    value = _value(ast.parse(expression.strip(), mode="eval").body)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _value(node: ast.AST) -> int | float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
+        result = _OPERATIONS[type(node.op)](_value(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and abs(right) * len(str(abs(left))) > _MAX_DIGITS:
+            raise ValueError("the result is too large")
+        result = _OPERATIONS[type(node.op)](left, right)
+    else:
+        raise ValueError(f"only numbers, + - * / // % ** and parentheses: {ast.unparse(node)[:60]!r} is none of them")
+    if isinstance(result, complex) or (isinstance(result, int) and result.bit_length() > 4 * _MAX_DIGITS):
+        raise ValueError("the result is too large, or no real number")
+    return float(result) if isinstance(result, float) else int(result)
+
+
+BUILT_IN: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
+
+
+def find_tool(name: str) -> Callable[..., Any]:
+    """The function of a built-in's name, `module:name` or `file.py:name`; UserError where there is none."""
+    return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where="rollout.tools")
+
+
+def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its arguments checked by its annotations; it returns a list with the text of its result.
+
+    That of an error begins with `error: `, as a tool's own text may.
+    """
+    checked = validate_call(function)
+
+    def call(**arguments: Any) -> list[ToolResult]:
+        try:
+            return [_result(checked(**arguments))]
+        except Exception as error:
+            return [_error(error)]
+
+    async def call_async(**arguments: Any) -> list[ToolResult]:
+        try:
+            return [_result(await checked(**arguments))]
+        except Exception as error:
+            return [_error(error)]
+
+    return call_async if is_async(function) else call
+
+
+def _result(value: Any) -> ToolResult:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return ToolResult(text[:MAX_CHARACTERS])
+
+
+def _error(error: Exception) -> ToolResult:
+    """What the policy reads of an error: no path of this machine, which would be another on the next."""
+    if isinstance(error, ValidationError):
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        return ToolResult(f"{ERROR}{'; '.join(faults)}"[:MAX_CHARACTERS])
+    return ToolResult(f"{ERROR}{type(error).__name__}: {error}"[:MAX_CHARACTERS])

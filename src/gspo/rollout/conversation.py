@@ -1,0 +1,168 @@
+"""Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.loop import all_of
+from gspo.model.policy import Policy
+from gspo.queries.bridge import Bridge
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.segments import text_and_segments
+from gspo.rollout.single_turn import Generate, SingleTurn
+from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a tool has returned.
+
+    Example: Result(text="56088")
+    """
+
+    text: str
+    is_error: bool = False  # which the policy may mend
+    failure: Failure | None = None  # of what is not the policy's fault: there is no answer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tool:
+    """A function that the policy may call.
+
+    Example: await Tool(name="calculator", schema={…}, call=…, …).call({"expression": "3 * 4"}) == Result(text="12")
+    """
+
+    name: str
+    schema: Mapping[str, Any]  # as chat templates take it
+    call: Callable[[Mapping[str, Any]], Awaitable[Result]]
+    function: Callable[..., Any]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """The tools of a run, and how their results are written.
+
+    Example: Tools(by_name={"calculator": calculator}, bridge=bridge)
+    """
+
+    by_name: Mapping[str, Tool]
+    bridge: Bridge
+
+    async def answer(self, call: str) -> Result:
+        """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
+        try:
+            said = json.loads(call)
+            name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if not isinstance(arguments, dict):
+                raise TypeError
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            form = '{"name": "…", "arguments": {…}}'
+            return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
+        if not isinstance(name, str) or name not in self.by_name:
+            known = ", ".join(self.by_name)
+            return Result(text=f"error: there is no tool {str(name)[:80]!r}; there are: {known}", is_error=True)
+        return await self.by_name[name].call(arguments)
+
+
+@dataclass(kw_only=True)
+class _Written:
+    """A response so far."""
+
+    turns: list[Turn] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
+    contexts: list[list[int]] = field(default_factory=list)  # the tokens between them
+    finish_reason: FinishReason = "stop"
+    failure: Failure | None = None
+
+
+class Conversation:
+    """Rollouts of several turns: `await rollout(query, generate)` is one Sample; no token is ever encoded anew."""
+
+    def __init__(self, policy: Policy, settings: RolloutConfig, tools: Tools) -> None:
+        self._policy, self._settings, self._tools = policy, settings, tools
+        if tools.bridge.role is None:  # no token ends a turn that is not the last
+            settings = settings.model_copy(update={"stop_strings": (*settings.stop_strings, "</tool_call>")})
+        self._single_turn = SingleTurn(policy, settings)
+
+    async def __call__(self, query: Query, generate: Generate) -> Sample:
+        """The response; the loss mask is false on what tools returned, and what the chat template writes around it."""
+        written, ids, most = _Written(), [*query.prompt_ids], len(query.prompt_ids) + self._settings.max_new_tokens
+        while True:
+            turn = partial(generate, turn=len(written.samples), max_new_tokens=most - len(ids))
+            sample = await self._single_turn(replace(query, prompt_ids=tuple(ids)), turn)
+            ids += sample.token_ids.tolist()
+            written.samples.append(sample)
+            written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
+            context = await self._context(written, room=most - len(ids))
+            if context is None:
+                return self._joined(query, written)
+            ids += context
+            written.contexts.append(context)
+
+    async def _context(self, written: _Written, *, room: int) -> list[int] | None:
+        """Make the calls of the last turn; return what follows it, or None where the response has ended."""
+        sample = written.samples[-1]
+        written.finish_reason = sample.finish_reason
+        calls = _CALL.findall(sample.text) if sample.finish_reason == "stop" else []
+        if calls and len(written.samples) == self._settings.max_turns:
+            written.finish_reason = "turns"
+        if written.finish_reason != "stop" or not calls:
+            return None
+        results = await all_of([self._tools.answer(call) for call in calls])
+        written.failure = next((result.failure for result in results if result.failure), None)
+        texts = [result.text for result in results]
+        context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
+        if written.failure or len(context) >= room:
+            written.finish_reason = "length"
+            return None
+        errors, text = sum(result.is_error for result in results), "\n".join(texts)
+        counts = {"num_calls": len(calls), "num_errors": errors, "num_tokens": len(context)}
+        written.turns.append(Turn(role="tool", text=text, **counts))
+        return context
+
+    def _joined(self, query: Query, written: _Written) -> Sample:
+        """The turns as one sample."""
+        samples, first, last = written.samples, written.samples[0], written.samples[-1]
+        tokens, masks = list[Tensor](), list[Tensor]()
+        for sample, context in zip(samples, [*written.contexts, []], strict=True):
+            tokens += [sample.token_ids, torch.tensor(context, dtype=first.token_ids.dtype)]
+            masks += [sample.loss_mask, torch.zeros(len(context), dtype=torch.bool)]
+        ids, full = torch.cat(tokens), [each for sample in samples if (each := sample.full_logprobs) is not None]
+        experts = None
+        if first.experts is not None and last.experts is not None:  # the last turn's pass has read all before it
+            before = last.experts.prefix[len(first.experts.prefix) :]
+            experts = Experts(prefix=first.experts.prefix, row=torch.cat([before, last.experts.row]))
+        return replace(
+            first,
+            query=query,
+            token_ids=ids,
+            loss_mask=torch.cat(masks),
+            text=text_and_segments(ids.tolist(), query.prompt_ids, self._policy, None)[0],
+            finish_reason=written.finish_reason,
+            sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
+            full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
+            versions=tuple(_merged([span for sample in samples for span in sample.versions])),
+            experts=experts,
+            turns=tuple(written.turns),
+            failure=written.failure,
+        )
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans, those of one version that follow each other as one."""
+    merged = list[tuple[int, int]]()
+    for version, count in spans:
+        if merged and merged[-1][0] == version:
+            count += merged.pop()[1]
+        merged.append((version, count))
+    return merged

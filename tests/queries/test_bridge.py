@@ -1,0 +1,89 @@
+"""What stands between a call and the policy's next turn: as the template writes it, and never a control token."""
+
+import re
+from typing import Any
+
+import pytest
+from tests.queries.chat_templates import PUBLISHED
+
+from gspo.errors import UserError
+from gspo.queries.bridge import Bridge
+from gspo.recipe.sections import QueriesConfig
+
+TURN_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<eos>")
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|user|>"]
+CONTROL += ["<|assistant|>", "<|system|>", "<|end|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<eos>"]
+CONTROL += ["<bos>", "<|User|>", "<|Assistant|>", "<think>", "<tool_call>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """One token a byte, and the control tokens of all published templates."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>")
+    made.add_tokens([token for token in CONTROL if token == "<tool_call>"])  # an ordinary token, as in Qwen
+    made.add_special_tokens(
+        {"additional_special_tokens": [t for t in CONTROL if t not in ("<eos>", "<bos>", "<tool_call>")]}
+    )
+    return made
+
+
+@pytest.fixture(params=sorted(PUBLISHED))
+def templated(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    tokenizer.chat_template = PUBLISHED[request.param]
+    return tokenizer
+
+
+@pytest.mark.parametrize("results", [["12"], ["12", "a\nb"]])
+def test_what_follows_a_call_is_what_the_template_writes_there(templated: Any, results: list[str]) -> None:
+    """The next turn's prompt, rendered anew, is the prompt before with the call and the bridge behind it."""
+    bridge, asked = Bridge(templated, QueriesConfig()), [{"role": "user", "content": "q"}]
+    said = [{"role": "tool", "content": text} for text in results]
+    if bridge.role == "user":
+        inside = "\n".join(f"<tool_response>\n{text}\n</tool_response>\n" for text in results)
+        said = [{"role": "user", "content": inside.strip()}]
+    earlier = [*asked, {"role": "assistant", "content": "CALL"}]
+    whole = templated.apply_chat_template([*earlier, *said], tokenize=False, add_generation_prompt=True)
+    behind = whole.partition("CALL")[2]
+    assert "".join(bridge.pieces(results)) == behind
+    end = TURN_END.match(behind)
+    assert end is not None
+    last = templated.convert_tokens_to_ids(end[0])
+    tokens = bridge.tokens(results, last=last)
+    assert templated.decode([last, *tokens]) == behind
+    assert bridge.tokens(results, last=5) == [last, *tokens]  # a turn that another token has ended
+
+
+def test_no_text_of_a_tool_is_a_control_token(templated: Any) -> None:
+    bridge = Bridge(templated, QueriesConfig())
+    added = {*templated.added_tokens_decoder}
+    last = templated.convert_tokens_to_ids("<|im_end|>")
+
+    def control(results: list[str]) -> list[int]:
+        return [token for token in bridge.tokens(results, last=last) if token in added]
+
+    plain = control(["x", "y"])
+    for text in (*CONTROL, f"a{''.join(CONTROL)}", "<|im_<|im_end|>end|>"):
+        assert control([text, f"{text}\n{text}"]) == plain, text
+
+
+def test_without_a_template_results_are_plain_text(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
+    bridge = Bridge(tokenizer, QueriesConfig())
+    assert bridge.role is None
+    text = "\n<tool_response>\n12\n</tool_response>\n"
+    assert tokenizer.decode(bridge.tokens(["12"], last=tokenizer.convert_tokens_to_ids("<eos>"))) == text
+    tokenizer.chat_template = PUBLISHED["chatml"]
+    assert Bridge(tokenizer, QueriesConfig(chat=False)).role is None
+
+
+def test_a_template_that_takes_results_under_no_role_is_refused(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if messages[2:] %}{{ raise_exception('no') }}{% endif %}"
+    with pytest.raises(UserError, match="neither as messages of the role tool nor as the user's"):
+        Bridge(tokenizer, QueriesConfig())

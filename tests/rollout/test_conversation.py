@@ -1,0 +1,261 @@
+"""Conversations: what was sampled is what is trained, tools answer at the same time, and each ending has its reason."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.samples import query_of, sequence_of
+from tests.sampling import sampler_of
+
+from gspo import loop
+from gspo.engine.embedded.engine import EmbeddedEngine
+from gspo.engine.engine import Completion
+from gspo.errors import UserError
+from gspo.model.policy import Policy
+from gspo.queries.bridge import Bridge
+from gspo.recipe.sections import QueriesConfig, RolloutConfig
+from gspo.reward.score import Scoring
+from gspo.rollout.conversation import Conversation, Result, Tool, Tools
+from gspo.rollout.keys import SamplingKey, key_of_turn
+from gspo.rollout.sampler import Sampler
+from gspo.types import Failure, Group, Query, Sample, Turn
+
+END = 0  # a token that ends a turn
+
+
+class Characters:
+    """A tokenizer of one token a character, whose token 0 ends a turn."""
+
+    chat_template = None
+    added_tokens_decoder = MappingProxyType[int, Any]({})
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(chr(index) if index else "§" for index in ids)
+
+    def __call__(self, text: str, **_: Any) -> Any:
+        return {"input_ids": [END if letter == "§" else ord(letter) for letter in text]}
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"§": END}
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.decode([token])
+
+
+def tool(name: str, call: Callable[[Any], Any]) -> Tool:
+    async def make(arguments: Any) -> Result:
+        result = call(arguments)
+        return await result if asyncio.iscoroutine(result) else result
+
+    return Tool(name=name, schema={}, call=make, function=call, close=lambda: None)
+
+
+ADD = tool("add", lambda arguments: Result(text=str(arguments["a"] + arguments["b"])))
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Policies:
+    """Stands for an engine: it says its turns one after the other, and keeps what it was asked."""
+
+    def __init__(self, *turns: str, reasons: Sequence[str] = ()) -> None:
+        self.turns, self.reasons, self.asked = [*turns], [*reasons], list[tuple[list[int], int, int]]()
+
+    async def __call__(self, ids: Any, watched: Any, *, turn: int, max_new_tokens: int) -> Completion:
+        self.asked.append((list(ids), turn, max_new_tokens))
+        tokens = [ord(letter) for letter in self.turns[turn]] + [END]
+        tokens = tokens[:max_new_tokens]
+        reason = "stop" if tokens[-1] == END else "length"
+        logprobs = -torch.arange(1.0, len(tokens) + 1) - 100 * turn
+        given: dict[str, Any] = {"full_logprobs": None, "versions": ((turn // 2, len(tokens)),), "experts": None}
+        return Completion(token_ids=torch.tensor(tokens), logprobs=logprobs, finish_reason=reason, **given)  # type: ignore[arg-type]
+
+
+def talk(policies: Policies, *tools: Tool, **settings: Any) -> Sample:
+    tokenizer: Any = Characters()
+    policy: Any = SimpleNamespace(tokenizer=tokenizer, stop_ids=(END,))
+    given = Tools(by_name={each.name: each for each in tools or (ADD,)}, bridge=Bridge(tokenizer, QueriesConfig()))
+    given.bridge.role = "user"  # turns end with their own token
+    conversation = Conversation(policy, RolloutConfig(**{"max_new_tokens": 1000, **settings}), given)
+    query = Query(id="q", prompt="?", text="?", prompt_ids=(63,), columns={})
+    return loop.run(conversation(query, policies))
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return Characters().decode(ids)
+
+
+def test_what_was_sampled_is_trained_and_what_tools_returned_is_read() -> None:
+    first, second = f"so {called('add', a=1, b=2)}", "it is 3"
+    policies = Policies(first, second)
+    sample = talk(policies)
+    between = "\n<tool_response>\n3\n</tool_response>\n"
+    assert text_of(sample.token_ids.tolist()) == f"{first}§{between}{second}§"
+    written = [
+        text_of([token]) for token, mask in zip(sample.token_ids.tolist(), sample.loss_mask, strict=True) if mask
+    ]
+    assert "".join(written) == f"{first}§{second}§"
+    assert policies.asked[1][0] == [63, *sample.token_ids.tolist()[: len(first) + 1 + len(between)]]
+    assert sample.sampler_logprobs.tolist() == [
+        *(-float(n) for n in range(1, len(first) + 2)),
+        *(-100.0 - n for n in range(1, len(second) + 2)),
+    ]
+    assert sample.turns == (
+        Turn(role="assistant", text=first, num_tokens=len(first) + 1),
+        Turn(role="tool", text="3", num_tokens=len(between), num_calls=1),
+        Turn(role="assistant", text=second, num_tokens=len(second) + 1),
+    )
+    assert sum(turn.num_tokens for turn in sample.turns) == sample.num_tokens
+    assert (sample.answer, sample.finish_reason, sample.versions) == (second, "stop", ((0, sample.num_written),))
+
+
+def test_a_response_without_a_call_is_one_turn() -> None:
+    sample = talk(Policies("it is 3"))
+    assert sample.text == sample.answer == "it is 3" and len(sample.turns) == 1 and sample.loss_mask.all()
+
+
+def test_each_turn_may_have_another_version() -> None:
+    turn = called("add", a=1, b=1)
+    sample = talk(Policies(turn, turn, turn, "2"))
+    size = len(turn) + 1
+    assert sample.versions == ((0, 2 * size), (1, size + 2))
+
+
+def test_the_first_turns_random_numbers_are_those_of_a_single_turn() -> None:
+    key = SamplingKey(seed=0, step=1).response_keys(["q"], 1)[0]
+    assert key_of_turn(key, 0) == key
+    assert len({key_of_turn(key, turn) for turn in range(9)} | {key_of_turn(key + 1, turn) for turn in range(9)}) == 18
+
+
+def test_several_calls_of_a_turn_are_made_at_the_same_time() -> None:
+    met = asyncio.Barrier(2)
+
+    async def wait(arguments: Any) -> Result:
+        await asyncio.wait_for(met.wait(), 60)
+        return Result(text=f"met {arguments['n']}")
+
+    sample = talk(Policies(called("wait", n=1) + called("wait", n=2), "done"), tool("wait", wait))
+    assert sample.turns[1].text == "met 1\nmet 2" and sample.turns[1].num_calls == 2
+    assert "<tool_response>\nmet 1\n</tool_response>\n" in sample.text
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("<tool_call>{</tool_call>", "error: a call is JSON of the form"),
+        ("<tool_call>[1]</tool_call>", "error: a call is JSON of the form"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "error: a call is JSON of the form"),
+        ('<tool_call>{"name": "add", "arguments": 3}</tool_call>', "error: a call is JSON of the form"),
+        ('<tool_call>{"name": 7}</tool_call>', "error: there is no tool '7'; there are: add"),
+        (called("sub", a=1), "error: there is no tool 'sub'; there are: add"),
+        ("<tool_call>" + "[" * 100_000, "error: a call is JSON of the form"),
+    ],
+)
+def test_what_is_no_call_is_answered_with_the_reason(call: str, said: str) -> None:
+    sample = talk(Policies(call, "ok"), max_new_tokens=200_000)
+    assert sample.turns[1].text.startswith(said) and sample.turns[1].num_errors == 1 and sample.answer == "ok"
+
+
+def test_names_of_parameters_may_be_those_of_other_dialects() -> None:
+    call = '<tool_call>\n{"name": "add", "parameters": "{\\"a\\": 1, \\"b\\": 4}"}\n</tool_call>'
+    assert talk(Policies(call, "ok")).turns[1].text == "5"
+
+
+def test_the_last_turns_calls_are_not_made() -> None:
+    asked = list[Any]()
+    noted = tool("note", lambda arguments: asked.append(arguments) or Result(text="noted"))
+    sample = talk(Policies(*[called("note", n=n) for n in range(5)]), noted, max_turns=3)
+    assert [each["n"] for each in asked] == [0, 1]
+    assert sample.finish_reason == "turns" and [turn.role for turn in sample.turns][-1] == "assistant"
+
+
+@pytest.mark.parametrize("room", range(1, 60))
+def test_no_response_is_longer_than_it_may_be(room: int) -> None:
+    first = called("add", a=1, b=2)
+    sample = talk(Policies(first, "it is three"), max_new_tokens=len(first) + room)
+    assert sample.num_tokens <= len(first) + room
+    assert sample.finish_reason == ("stop" if "three§" in text_of(sample.token_ids.tolist()) else "length")
+    assert sample.loss_mask[-1]  # what a tool returned is never the end
+
+
+def test_a_tool_that_gives_no_answer_masks_the_response(batch_of: Any) -> None:
+    failure = Failure(kind="timed_out", message="tool slow: it ran over its time limit of 1 s")
+    slow = tool("slow", lambda _: Result(text="", failure=failure))
+    sample = talk(Policies(called("slow"), "never"), slow)
+    assert sample.failure == failure and len(sample.turns) == 1
+    group = Group(samples=(sample, *[talk(Policies("5"))] * 5))
+    scoring = Scoring([], num_samples=6)
+    scored = loop.run(scoring.score(group)).groups[0].samples
+    assert scored[0].reward is None and scored[0].score is not None and scored[0].score.failure == failure
+    assert not scored[0].takes_part
+    with pytest.raises(UserError, match="slow: it ran over its time limit of 1 s; 1 of 4 responses have no reward"):
+        loop.run(Scoring([], num_samples=4).score(group))
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
+    """A sampler whose untrained policy calls a tool by some of its tokens."""
+    monkeypatch.setattr("gspo.rollout.conversation._CALL", re.compile(r"([0-9])"))
+
+    async def answer(self: Tools, call: str) -> Result:
+        return Result(text=f"{call} + {call} = {2 * int(call)}")
+
+    monkeypatch.setattr(Tools, "answer", answer)
+
+    def make(policy: Policy) -> Sampler:
+        bridge = Bridge(policy.tokenizer, QueriesConfig())
+        bridge.role = "user"
+        return Sampler(EmbeddedEngine(policy), policy, Tools(by_name={}, bridge=bridge))
+
+    return make
+
+
+SETTINGS = RolloutConfig(max_new_tokens=60, group_size=16, max_turns=4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_conversations_likelihoods_and_experts_are_those_of_one_plain_pass(
+    family: str, new_policy: Any, talkative: Any, plain_logprobs: Any
+) -> None:
+    policy = new_policy(family)
+    queries = [query_of([4, 5, 6], 0), query_of([7], 1)]
+    key = SamplingKey(seed=0, step=1)
+    groups = talkative(policy).sample(queries, SETTINGS, key, record_experts=True)
+    samples = [sample for group in groups for sample in group.samples]
+    assert sum(len(sample.turns) > 2 for sample in samples) >= 3
+    plain = plain_logprobs(policy, [sequence_of(sample) for sample in samples])
+    expected = plain[torch.cat([sample.loss_mask for sample in samples])]
+    torch.testing.assert_close(torch.cat([sample.sampler_logprobs for sample in samples]), expected, atol=1e-4, rtol=0)
+    again = sampler_of(policy)
+    for sample in samples if family == "qwen3_moe" else ():
+        assert sample.experts is not None and len(sample.experts.row) == sample.num_tokens
+        whole = Query(
+            id="w",
+            prompt="",
+            text="",
+            prompt_ids=(*sample.query.prompt_ids, *sample.token_ids[:-1].tolist()),
+            columns={},
+        )
+        one = RolloutConfig(max_new_tokens=1, group_size=1)
+        (read,) = again.sample([whole], one, key, record_experts=True)[0].samples
+        assert read.experts is not None
+        both = torch.cat([read.experts.prefix, read.experts.row])
+        assert torch.equal(torch.cat([sample.experts.prefix, sample.experts.row]), both)
+
+
+def test_a_conversation_does_not_depend_on_what_is_sampled_beside_it(new_policy: Any, talkative: Any) -> None:
+    policy = new_policy()
+    queries = [query_of([4, 5, 6], 0), query_of([7], 1)]
+    key = SamplingKey(seed=0, step=1)
+    both = talkative(policy).sample(queries, SETTINGS, key)
+    for query, expected in zip(queries, both, strict=True):
+        (alone,) = talkative(policy).sample([query], SETTINGS, key)
+        for one, other in zip(alone.samples, expected.samples, strict=True):
+            assert torch.equal(one.token_ids, other.token_ids) and one.turns == other.turns
