@@ -25,7 +25,7 @@ BASE = {"name": "guide", "steps": 1, "model": {"path": "my-model"}}
 
 
 def without_index(key: str) -> str:
-    return re.sub(r"^reward\.\d+", "reward", key)
+    return re.sub(r"^(reward|phases)\.\d+", r"\1", key)
 
 
 def is_known(key: str) -> bool:

@@ -83,7 +83,7 @@ def test_a_function_is_called_with_the_arguments_that_its_annotations_take(loade
     assert answer(shout, text="hi") == Result(text="HI")
     assert answer(shout, text="hi", times="3") == Result(text="HIHIHI")  # as a model may well write it
     for arguments, said in [
-        ({}, "error: text: Missing required argument"),
+        (dict[str, Any](), "error: text: Missing required argument"),
         ({"text": "hi", "times": "x"}, "error: times: Input should be a valid integer"),
         ({"text": "hi", "loud": 1}, "error: loud: Unexpected keyword argument"),
     ]:

@@ -170,7 +170,12 @@ def test_names_of_parameters_may_be_those_of_other_dialects() -> None:
 
 def test_the_last_turns_calls_are_not_made() -> None:
     asked = list[Any]()
-    noted = tool("note", lambda arguments: asked.append(arguments) or Result(text="noted"))
+
+    def note(arguments: Any) -> Result:
+        asked.append(arguments)
+        return Result(text="noted")
+
+    noted = tool("note", note)
     sample = talk(Policies(*[called("note", n=n) for n in range(5)]), noted, max_turns=3)
     assert [each["n"] for each in asked] == [0, 1]
     assert sample.finish_reason == "turns" and [turn.role for turn in sample.turns][-1] == "assistant"
