@@ -108,8 +108,9 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 
 def _tool_lines(tools: Tools) -> Iterator[str]:
     """Each tool with its parameters, and what stands between a call and the next turn."""
-    for name, tool in tools.by_name.items():
-        parameters = ", ".join(tool.schema["function"]["parameters"]["properties"])
+    for name in tools.shown:
+        tool = tools.by_name[name]
+        parameters = ", ".join(tool.schema["function"]["parameters"].get("properties", {}))
         yield f"tool        {name}({parameters}): {tool.schema['function']['description'].splitlines()[0]}"
     written = json.dumps("".join(tools.bridge.pieces(["RESULT"])), ensure_ascii=False)
     role = f"as messages of the role {tools.bridge.role}" if tools.bridge.role else "as plain text"

@@ -65,7 +65,7 @@ class Turn:
     Example: Turn(role="tool", text="56088", num_tokens=17, num_calls=1)
     """
 
-    role: Literal["assistant", "tool"]
+    role: Literal["user", "assistant", "tool"]  # the user's is what an environment says first
     text: str  # of a tool's turn, the results one below the other
     num_tokens: int  # with those that the chat template writes around results
     num_calls: int = 0  # that were made
@@ -134,6 +134,7 @@ class Sample:
     segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
     turns: tuple[Turn, ...] = ()  # their tokens are the response's; empty without rollout.tools
     failure: Failure | None = None  # of a tool that gave no answer: the response has no reward
+    environment_reward: float | None = None  # what its environment gave in the end
     # From the reward functions.
     score: Score | None = None
     # From the models beside the policy, where the recipe has them.

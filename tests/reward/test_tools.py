@@ -75,7 +75,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def answer(tool: Tool, **arguments: Any) -> Result:
-    return loop.run(tool.call(arguments))  # type: ignore[arg-type]
+    return loop.run(tool.call("", arguments))  # type: ignore[arg-type]
 
 
 def test_a_function_is_called_with_the_arguments_that_its_annotations_take(loaded: Any) -> None:
@@ -116,7 +116,7 @@ def test_an_error_is_read_by_the_policy_and_no_answer_is_a_failure(loaded: Any) 
 
 def test_calls_of_an_async_function_are_made_at_the_same_time(loaded: Any) -> None:
     both = loaded("own.py:both")
-    results = loop.run(all_of([both.call({"place": place}) for place in (0, 1)]))
+    results = loop.run(all_of([both.call("", {"place": place}) for place in (0, 1)]))
     assert results == [Result(text="[0, 1]")] * 2
 
 

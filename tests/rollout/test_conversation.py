@@ -48,11 +48,11 @@ class Characters:
 
 
 def tool(name: str, call: Callable[[Any], Any]) -> Tool:
-    async def make(arguments: Any) -> Result:
+    async def make(session: str, arguments: Any) -> Result:
         result = call(arguments)
         return await result if asyncio.iscoroutine(result) else result
 
-    return Tool(name=name, schema={}, call=make, function=call, close=lambda: None)
+    return Tool(name=name, schema={"function": {}}, call=make, function=call, close=lambda: None)
 
 
 ADD = tool("add", lambda arguments: Result(text=str(arguments["a"] + arguments["b"])))
@@ -209,7 +209,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
     """A sampler whose untrained policy calls a tool by some of its tokens."""
     monkeypatch.setattr("gspo.rollout.conversation._CALL", re.compile(r"([0-9])"))
 
-    async def answer(self: Tools, call: str) -> Result:
+    async def answer(self: Tools, session: str, call: str) -> Result:
         return Result(text=f"{call} + {call} = {2 * int(call)}")
 
     monkeypatch.setattr(Tools, "answer", answer)

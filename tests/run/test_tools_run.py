@@ -21,7 +21,7 @@ FAST = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tok
 def _talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each digit that the untrained policy writes is a call, which is answered with its double."""
 
-    async def answer(self: Tools, call: str) -> Result:
+    async def answer(self: Tools, session: str, call: str) -> Result:
         return Result(text=str(2 * int(call)), is_error=call == "7")
 
     monkeypatch.setattr("gspo.rollout.conversation._CALL", re.compile(r"([0-9])"))

@@ -23,6 +23,16 @@ class Bridge:
         self._template = ChatTemplate(tokenizer, queries.date) if has_template else None
         self.role = self._template.between(1, self._variables)[0] if self._template else None  # None: plain text
 
+    @property
+    def opened(self) -> list[int]:
+        """The tokens behind a prompt's last message, with which the policy's turn begins; none without a template."""
+        text = self._template.behind_a_question(self._variables) if self._template else ""
+        return self._behind("", text) if text else []
+
+    def opening(self, said: str) -> list[int]:
+        """The tokens that append a text to a prompt whose last message is still open, and `opened` behind it."""
+        return [*self._plain(said), *self.opened]
+
     def pieces(self, results: Sequence[str]) -> list[str]:
         """The texts of results with what stands around each; the first of the list is written behind an answer."""
         if self._template is not None and self.role == "tool":
@@ -38,11 +48,19 @@ class Bridge:
         """The tokens that follow `last`, with which the policy's turn has ended; results are plain text throughout."""
         pieces, end = self.pieces(results), self._tokenizer.decode([last])
         pieces[0] = pieces[0].removeprefix(end)  # the policy has written it
-        special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
         for place in range(1, len(pieces), 2):
-            pieces[place] = special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", pieces[place])
+            pieces[place] = self._cut(pieces[place])
         first, *rest = "".join(pieces).split(CUT)
         return [*self._behind(end, first), *(token for piece in rest for token in self._encoded(piece))]
+
+    def _cut(self, text: str) -> str:
+        """The text with a mark in each special token, across which none is read."""
+        special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
+        return special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
+
+    def _plain(self, text: str) -> list[int]:
+        first, *rest = self._cut(text).split(CUT)
+        return [*self._behind("", first), *(token for piece in rest for token in self._encoded(piece))]
 
     def _behind(self, end: str, text: str) -> list[int]:
         """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""

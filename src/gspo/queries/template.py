@@ -79,6 +79,10 @@ class ChatTemplate:
         remarks = _prove(_squeezed(text), [*(_squeezed(m["content"]) for m in earlier), ""], messages, where)
         return text + last["content"], [*remarks, _IS_BEGUN]
 
+    def behind_a_question(self, variables: Mapping[str, Any]) -> str:
+        """Return what it writes behind the last message of a prompt."""
+        return self._write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)[2]
+
     def between(self, num_results: int, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         """The role under which it writes results of tools, and what it writes behind an answer and around each of them.
 

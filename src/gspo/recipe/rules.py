@@ -26,7 +26,7 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
 
 def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
-    rewards, actor = recipe.reward, recipe.actor
+    rewards, actor, has_turns = recipe.reward, recipe.actor, rollout.tools or rollout.environment is not None
     return {
         """give exactly one of model.path (weights) and model.architecture (a new model)
         """: (model.path is None) == (model.architecture is None),
@@ -59,9 +59,13 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
         """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
-        """rollout.segment_separator with rollout.tools: a response of several turns is not cut into segments; leave one
-        out
-        """: rollout.tools and rollout.segment_separator is not None,
+        """rollout.segment_separator with rollout.tools or environment: a response of several turns is not cut into
+        segments; leave one out
+        """: has_turns and rollout.segment_separator is not None,
+        """give rollout.tools or rollout.environment, whose methods are its tools, not both
+        """: rollout.tools and rollout.environment is not None,
+        """reward: environment is what rollout.environment gives in the end; name a class there
+        """: rollout.environment is None and any(reward.function == "environment" for reward in rewards),
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
     }
@@ -241,9 +245,10 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
-        ("rollout.max_turns", "rollout.tools"): rollout.tools,
-        ("rollout.tool_seconds", "rollout.tools"): rollout.tools,
-        ("rollout.tool_characters", "rollout.tools"): rollout.tools,
+        **{
+            (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.tools or rollout.environment
+            for name in ("max_turns", "tool_seconds", "tool_characters")
+        },
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,

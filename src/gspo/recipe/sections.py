@@ -286,6 +286,10 @@ class RolloutConfig(Section):
     tools: tuple[PathText, ...] = key(
         (), "Functions that the policy may call within a response: see [tools](../guides/tools.md)."
     )
+    environment: PathText | None = key(
+        None,
+        "Instead of tools: a [class](../guides/tools.md#environments) with a state for each response.",
+    )
     max_turns: Positive = key(8, "The most turns of the policy in a response; calls of the last one are not made.")
     tool_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call of a tool.")
     tool_characters: Positive = key(4000, "A tool's result is cut off after this number of characters.")

@@ -16,7 +16,7 @@ Signature = Literal["TRL", "verl", "AReaL"]
 GIVEN: Mapping[Signature, Sequence[str]] = {
     "TRL": (
         *("prompts", "prompt_texts", "completions", "completion_ids", "segments"),
-        *("trainer_state", "log_metric", "log_extra"),
+        *("trainer_state", "log_metric", "log_extra", "environment_rewards"),
     ),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
     "AReaL": ("prompt", "completions", "prompt_ids", "completion_ids"),
@@ -78,6 +78,8 @@ def _lists(
     if function.per == "segment":
         assert function.segment_separator is not None
         lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
+    if any(parameter.name == "environment_rewards" for parameter in parameters_of(function.call)):
+        lists["environment_rewards"] = [sample.environment_reward for sample in samples]
     return {**lists, "prompts": [query.prompt] * size, "prompt_texts": [query.text] * size}
 
 

@@ -231,12 +231,20 @@ def own_response(function: Any, columns: Mapping[str, Any], options: Mapping[str
     return None
 
 
+def environment(
+    completions: Sequence[Any], environment_rewards: Sequence[float | None], **_: Any
+) -> Sequence[float | None]:
+    """What each response's environment gave in the end (rollout.environment); None where it has no get_reward."""
+    return environment_rewards
+
+
 BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "exact_match": exact_match,
     "format": format_match,
     "math": math,
     "reasoning_gym": reasoning_gym,
     "code": code,
+    "environment": environment,
 }
 VERIFIERS = ("math", "reasoning_gym", "code")  # they compute what others have written
 # Keyword arguments that the recipe alone sets; what else they take is a column of the data.
@@ -246,6 +254,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "math": ("answer_column", "seconds_per_answer", "thinking"),
     "reasoning_gym": ("seconds_per_answer", "in_sandbox", "thinking"),
     "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests", "thinking"),
+    "environment": (),
 }
 
 

@@ -1,6 +1,8 @@
 """The functions behind tools: those that are built in, and what a process makes of a function so that it is one."""
 
 import ast
+import asyncio
+import inspect
 import json
 import operator
 from collections.abc import Callable, Mapping
@@ -11,8 +13,10 @@ from pydantic import ValidationError, validate_call
 from gspo.recipe.callables import load_callable
 from gspo.reward.calls import is_async
 from gspo.reward.reply import ToolResult
+from gspo.rollout.conversation import CLOSE, RESET
 
 ERROR = "error: "  # how a result begins that is none
+LOST = "\0lost"  # the process of an environment has ended, and with it the state
 MAX_CHARACTERS = 1_000_000  # of a result, on its way to the trainer
 _MAX_DIGITS = 1000  # of a number
 _OPERATIONS: Mapping[type, Callable[..., Any]] = {
@@ -63,11 +67,19 @@ def find_tool(name: str) -> Callable[..., Any]:
     return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where="rollout.tools")
 
 
+def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
+    """The methods that the policy may call of an environment, as in TRL: public ones but `reset` and `get_reward`."""
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    return {name: own for name, own in functions if not name.startswith("_") and name not in ("reset", "get_reward")}
+
+
 def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its arguments checked by its annotations; it returns a list with the text of its result.
 
     That of an error begins with `error: `, as a tool's own text may.
     """
+    if isinstance(function, type):
+        return _as_environment(function)
     checked = validate_call(function)
 
     def call(**arguments: Any) -> list[ToolResult]:
@@ -83,6 +95,35 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
             return [_error(error)]
 
     return call_async if is_async(function) else call
+
+
+def _as_environment(kind: type) -> Callable[..., Any]:
+    """A function that makes the calls of all instances of a class: RESET makes the one of a session, CLOSE ends it.
+
+    Methods that are not async run in threads, so that no response waits for another's.
+    """
+    instances, methods = dict[str, Any](), tool_methods(kind)
+
+    async def call(session: str, method: str, arguments: Mapping[str, Any]) -> list[ToolResult]:
+        if method == CLOSE:
+            instances.pop(session, None)
+            return [ToolResult("")]
+        if method == RESET:
+            instances[session] = await asyncio.to_thread(kind)
+        if session not in instances:
+            return [ToolResult(LOST)]
+        function = getattr(instances[session], method.strip("()"))
+        try:
+            checked = validate_call(function) if method in methods else function
+            made = checked(**arguments) if is_async(function) else asyncio.to_thread(checked, **arguments)
+            value = await made
+        except Exception as error:
+            if method not in methods:
+                raise
+            return [_error(error)]
+        return [ToolResult("") if method == RESET and value is None else _result(value)]
+
+    return call
 
 
 def _result(value: Any) -> ToolResult:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.errors import UserError
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
@@ -18,6 +20,7 @@ from gspo.rollout.segments import text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
+RESET, GET_REWARD, CLOSE = "(reset)", "(get_reward)", "(close)"  # of an environment; no policy can name them
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -37,12 +40,12 @@ class Result:
 class Tool:
     """A function that the policy may call.
 
-    Example: await Tool(name="calculator", schema={…}, call=…, …).call({"expression": "3 * 4"}) == Result(text="12")
+    Example: await Tool(name="calculator", schema={…}, …).call("7", {"expression": "3 * 4"}) == Result(text="12")
     """
 
     name: str
-    schema: Mapping[str, Any]  # as chat templates take it
-    call: Callable[[Mapping[str, Any]], Awaitable[Result]]
+    schema: Mapping[str, Any]  # as chat templates take it; empty for what the policy may not call
+    call: Callable[[str, Mapping[str, Any]], Awaitable[Result]]  # of a session, which an environment keeps a state for
     function: Callable[..., Any]
     close: Callable[[], None]
 
@@ -57,7 +60,43 @@ class Tools:
     by_name: Mapping[str, Tool]
     bridge: Bridge
 
-    async def answer(self, call: str) -> Result:
+    @property
+    def shown(self) -> list[str]:
+        """The names of those that the policy may call."""
+        return [name for name, tool in self.by_name.items() if tool.schema]
+
+    async def begin(self, session: str, query: Query) -> str | None:
+        """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""
+        if RESET not in self.by_name:
+            return None
+        result = await self.by_name[RESET].call(session, {"prompt": query.prompt, **query.columns})
+        if problem := result.failure.message if result.failure else result.text if result.is_error else "":
+            raise UserError(f"reset: {problem}", where=f"rollout.environment, row {query.id}", fix="correct the class")
+        return result.text
+
+    async def end(self, session: str) -> tuple[float | None, Failure | None]:
+        """End a response in the environment: its reward, or why there is none."""
+        reward: float | None = None
+        failure: Failure | None = None
+        if GET_REWARD in self.by_name:
+            result = await self.by_name[GET_REWARD].call(session, {})
+            try:
+                given = json.loads(result.text or "null")
+                reward = None if given is None else float(given)
+            except (ValueError, TypeError):
+                failure = Failure(kind="invalid", message=f"get_reward returns no number: {result.text[:80]}")
+            failure = result.failure or failure
+        if CLOSE in self.by_name:
+            await self.by_name[CLOSE].call(session, {})
+        return reward, failure
+
+    async def answers(self, session: str, calls: Sequence[str]) -> list[Result]:
+        """Make the calls of a turn: in an environment one after the other, for they may change it, else all at once."""
+        if RESET in self.by_name:
+            return [await self.answer(session, call) for call in calls]
+        return await all_of([self.answer(session, call) for call in calls])
+
+    async def answer(self, session: str, call: str) -> Result:
         """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
         try:
             said = json.loads(call)
@@ -68,10 +107,10 @@ class Tools:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             form = '{"name": "…", "arguments": {…}}'
             return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
-        if not isinstance(name, str) or name not in self.by_name:
-            known = ", ".join(self.by_name)
+        if not isinstance(name, str) or name not in self.shown:
+            known = ", ".join(self.shown)
             return Result(text=f"error: there is no tool {str(name)[:80]!r}; there are: {known}", is_error=True)
-        return await self.by_name[name].call(arguments)
+        return await self.by_name[name].call(session, arguments)
 
 
 @dataclass(kw_only=True)
@@ -80,7 +119,8 @@ class _Written:
 
     turns: list[Turn] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
-    contexts: list[list[int]] = field(default_factory=list)  # the tokens between them
+    contexts: list[list[int]] = field(default_factory=list)  # the tokens before the first and between them
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
     finish_reason: FinishReason = "stop"
     failure: Failure | None = None
 
@@ -97,6 +137,15 @@ class Conversation:
     async def __call__(self, query: Query, generate: Generate) -> Sample:
         """The response; the loss mask is false on what tools returned, and what the chat template writes around it."""
         written, ids, most = _Written(), [*query.prompt_ids], len(query.prompt_ids) + self._settings.max_new_tokens
+        said = await self._tools.begin(written.session, query)
+        written.contexts.append([] if said is None else self._tools.bridge.opening(said))
+        ids += written.contexts[0]
+        if said is not None:
+            written.turns.append(Turn(role="user", text=said, num_tokens=len(written.contexts[0])))
+        if len(ids) >= most:
+            what = f"what the environment says first has {len(written.contexts[0])} tokens"
+            fix = f"raise rollout.max_new_tokens, which is {self._settings.max_new_tokens}"
+            raise UserError(what, where=f"rollout.environment, row {query.id}", fix=fix)
         while True:
             turn = partial(generate, turn=len(written.samples), max_new_tokens=most - len(ids))
             sample = await self._single_turn(replace(query, prompt_ids=tuple(ids)), turn)
@@ -105,7 +154,9 @@ class Conversation:
             written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
             context = await self._context(written, room=most - len(ids))
             if context is None:
-                return self._joined(query, written)
+                reward, failure = await self._tools.end(written.session)
+                written.failure = written.failure or failure
+                return replace(self._joined(query, written), environment_reward=reward)
             ids += context
             written.contexts.append(context)
 
@@ -118,7 +169,7 @@ class Conversation:
             written.finish_reason = "turns"
         if written.finish_reason != "stop" or not calls:
             return None
-        results = await all_of([self._tools.answer(call) for call in calls])
+        results = await self._tools.answers(written.session, calls)
         written.failure = next((result.failure for result in results if result.failure), None)
         texts = [result.text for result in results]
         context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
@@ -134,14 +185,15 @@ class Conversation:
         """The turns as one sample."""
         samples, first, last = written.samples, written.samples[0], written.samples[-1]
         tokens, masks = list[Tensor](), list[Tensor]()
-        for sample, context in zip(samples, [*written.contexts, []], strict=True):
-            tokens += [sample.token_ids, torch.tensor(context, dtype=first.token_ids.dtype)]
-            masks += [sample.loss_mask, torch.zeros(len(context), dtype=torch.bool)]
+        for context, sample in zip(written.contexts, samples, strict=True):
+            tokens += [torch.tensor(context, dtype=first.token_ids.dtype), sample.token_ids]
+            masks += [torch.zeros(len(context), dtype=torch.bool), sample.loss_mask]
         ids, full = torch.cat(tokens), [each for sample in samples if (each := sample.full_logprobs) is not None]
         experts = None
         if first.experts is not None and last.experts is not None:  # the last turn's pass has read all before it
-            before = last.experts.prefix[len(first.experts.prefix) :]
-            experts = Experts(prefix=first.experts.prefix, row=torch.cat([before, last.experts.row]))
+            size = len(first.experts.prefix) - len(written.contexts[0])
+            row = torch.cat([last.experts.prefix[size:], last.experts.row])
+            experts = Experts(prefix=last.experts.prefix[:size], row=row)
         return replace(
             first,
             query=query,

@@ -1,10 +1,11 @@
 """From queries to groups of samples, by an engine that knows tokens alone."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -37,6 +38,14 @@ class Ended:
         return min(self.num, self.total), self.total, f"responses, {num_tokens:,} tokens ({rate:,.0f} a second)"
 
 
+@dataclass(kw_only=True, eq=False)
+class _Waiting:
+    prompt: Prompt
+    sampling: Sampling
+    promise: asyncio.Future[Future[Completion]]
+    order: tuple[float, int] = (0, 0)  # among those that are submitted together
+
+
 class Sampler:
     """Asks an engine for groups.
 
@@ -46,8 +55,9 @@ class Sampler:
     def __init__(self, engine: Engine, policy: Policy, tools: Tools | None = None) -> None:
         self.engine, self._policy, self._tools = engine, policy, tools
         self._version, self._num_groups = 0, 0
+        self._num_under_way = 0  # responses that wait for the others: see _is_in_step
         # Prompts to be submitted together, and who waits for the engine's promise of a completion.
-        self._waiting: list[tuple[Prompt, Sampling, asyncio.Future[Future[Completion]]]] = []
+        self._waiting: list[_Waiting] = []
         self._made: tuple[RolloutConfig, Rollout, Sampling] | None = None  # of the settings that were used last
 
     def publish(self, version: int | None = None) -> None:
@@ -101,17 +111,26 @@ class Sampler:
         group = self._num_groups
         sampling = replace(sampling, record_experts=record_experts)
 
+        in_step = self._tools is not None and settings.is_in_trainer
+        generate = partial(self._generate, sampling, in_step)
+
         async def sample(key: int) -> Sample:
-            made = await rollout(query, partial(self._generate, sampling, group, key, settings.max_new_tokens))
+            try:
+                made = await rollout(query, partial(generate, group, key, settings.max_new_tokens))
+            finally:
+                self._num_under_way -= in_step
+                self._submit_soon(in_step)
             if ended is not None:
                 ended.num += 1
             return made
 
+        self._num_under_way += in_step * len(keys)
         return Group(samples=tuple(await all_of([sample(key) for key in keys])))
 
     async def _generate(
         self,
         sampling: Sampling,
+        in_step: bool,
         group: int,
         key: int,
         most: int,
@@ -121,37 +140,48 @@ class Sampler:
         turn: int = 0,
         max_new_tokens: int | None = None,
     ) -> Completion:
-        """Return what the policy adds to the ids: prompts that come at the same moment are submitted together."""
+        """Return what the policy adds to the ids: prompts that come at the same moment are submitted together.
+
+        Those that are `in_step` wait for the turns of all others: what is decoded side by side, on which the last bit
+        of a likelihood depends, does not depend on how long tools take.
+        """
+        order = (math.inf if turn else group, key) if in_step else (0, 0)
         if turn:  # whose prompt is no other response's
             self._num_groups += 1
             group, key = self._num_groups, key_of_turn(key, turn)
         max_new_tokens = most if max_new_tokens is None else max_new_tokens
         prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._submit)
-        self._waiting.append((prompt, sampling, promise))
+        waiting = _Waiting(prompt=prompt, sampling=sampling, promise=promise, order=order)
+        self._waiting.append(waiting)
+        self._submit_soon(in_step)
         try:
             return await asyncio.wrap_future(await promise)
         except asyncio.CancelledError:
+            self._waiting = [each for each in self._waiting if each is not waiting]
             if promise.done() and not promise.cancelled():  # it has been submitted
                 promise.result().cancel()
             raise
 
+    def _submit_soon(self, in_step: bool) -> None:
+        """Submit what waits, or if it is in step, once all responses under way wait."""
+        if self._waiting and (not in_step or len(self._waiting) == self._num_under_way):
+            asyncio.get_running_loop().call_soon(self._submit)
+
     def _submit(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        waiting = [each for each in waiting if not each[2].done()]  # some may have been given up
+        waiting, self._waiting = sorted(self._waiting, key=lambda each: each.order), []
+        waiting = [each for each in waiting if not each.promise.done()]  # some may have been given up
         try:
             while waiting:
-                sampling = waiting[0][1]
-                alike = [each for each in waiting if each[1] == sampling]
-                futures = self.engine.submit([prompt for prompt, _, _ in alike], sampling)
-                for (_, _, promise), future in zip(alike, futures, strict=True):
-                    promise.set_result(future)
-                waiting = [each for each in waiting if each[1] != sampling]
+                sampling = waiting[0].sampling
+                alike = [each for each in waiting if each.sampling == sampling]
+                futures = self.engine.submit([each.prompt for each in alike], sampling)
+                for each, future in zip(alike, futures, strict=True):
+                    each.promise.set_result(future)
+                waiting = [each for each in waiting if each.sampling != sampling]
         except Exception as error:
-            for _, _, promise in waiting:
-                promise.set_exception(error)
+            for each in waiting:
+                each.promise.set_exception(error)
 
     def _rollout(self, settings: RolloutConfig) -> tuple[Rollout, Sampling]:
         """Return what samples with the settings."""

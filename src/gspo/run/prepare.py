@@ -26,13 +26,13 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.log import TrainerState
 from gspo.reward.tools import load_tools, made_tools
-from gspo.rollout.conversation import Tool, Tools
+from gspo.rollout.conversation import RESET, Tool, Tools
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.types import Score
+from gspo.types import Query, Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
 Functions = Given | Sequence[Given]
@@ -119,11 +119,16 @@ def load_inputs(
         longest_recipe, set_rows = with_schemas(longest_recipe, set_rows, tools, tokenizer)
     length_key, max_positions = recipe.length_key, model.max_positions
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
+    made = made_tools(tools, tokenizer, longest_recipe.queries)
+    queries = with_open_end(queries, made)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
+    if recipe.rollout.environment is not None and len(sets) > bool(queries.held_out):
+        fix = "leave out evaluation.suites and rows from Python, or the environment"
+        raise UserError("suites have no environment to be answered in", where="evaluation.suites", fix=fix)
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
     longest = longest_sequence(longest_recipe, queries, sets)
     check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
@@ -151,7 +156,7 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=queries,
         rendering=longest_recipe.queries,
-        tools=made_tools(tools, tokenizer, longest_recipe.queries),
+        tools=made,
         evaluation_sets=sets,
         probed=probed,
         notes=notes,
@@ -166,7 +171,7 @@ def with_schemas(
     def shown(queries: QueriesConfig) -> QueriesConfig:
         if not getattr(tokenizer, "chat_template", None) or queries.chat is False:
             return queries
-        variables = {**queries.chat_template_kwargs, "tools": [tool.schema for tool in tools]}
+        variables = {**queries.chat_template_kwargs, "tools": [tool.schema for tool in tools if tool.schema]}
         return queries.model_copy(update={"chat_template_kwargs": variables})
 
     changed = [
@@ -175,6 +180,20 @@ def with_schemas(
         for suite in (each.suite,)
     ]
     return recipe.model_copy(update={"queries": shown(recipe.queries)}), changed
+
+
+def with_open_end(queries: QuerySet, tools: Tools | None) -> QuerySet:
+    """Return the queries of an environment, whose prompts end within the last message: it may say more in it."""
+    if tools is None or RESET not in tools.by_name or not (end := tuple(tools.bridge.opened)):
+        return queries
+
+    def opened(query: Query) -> Query:
+        if query.prompt_ids[-len(end) :] != end:
+            what = "what the chat template writes behind the last message is encoded in another way there"
+            raise UserError(what, where=f"rollout.environment, row {query.id}", fix="end prompts with a mark or a line")
+        return replace(query, prompt_ids=query.prompt_ids[: -len(end)])
+
+    return QuerySet(train=tuple(map(opened, queries.train)), held_out=tuple(map(opened, queries.held_out)))
 
 
 def _read_rows(

@@ -93,7 +93,10 @@ def environment(
         **engine,
         **{f"code of reward {function.name}": f"{code_of(function.call)}{function.settings}" for function in functions},
         **{f"code of hook {name}": code_of(hook) for name, hook in hooks.items()},
-        **{f"code of tool {name}": code_of(tool.function) for name, tool in (tools.by_name if tools else {}).items()},
+        **{
+            f"code of tool {tool.function.__name__}": code_of(tool.function)
+            for tool in (tools.by_name.values() if tools else ())
+        },
     }
 
 

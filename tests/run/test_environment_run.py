@@ -1,0 +1,178 @@
+"""Environments: a state for each response, what they say first, their reward, and what becomes of one that breaks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.breaking_off import REWARD, SAMPLING, differing, recipe_of, result, train
+from tests.small_model import save_small_model
+
+from gspo.errors import UserError
+from gspo.run.plain_files import read_json_lines
+
+GAME = '''
+import os
+
+class Game:
+    """Adds up what it is given."""
+
+    def reset(self, answer, **row):
+        self.total, self.calls = 0, 0
+        return f" {answer}"
+
+    def add(self, number: int) -> str:
+        """Add a number.
+
+        Args:
+            number: What is added.
+        """
+        self.total, self.calls = self.total + number, self.calls + 1
+        return f"{self.calls}: {self.total}"
+
+    async def wait(self) -> str:
+        """Wait."""
+        return "waited"
+
+    def close(self) -> str:
+        """Close the door."""
+        return "closed"
+
+    def get_reward(self):
+        return self.total / 10
+
+class Silent(Game):
+    def reset(self, **row):
+        Game.reset(self, **row)
+
+class Broken(Game):
+    def reset(self, **row):
+        raise KeyError("no such row")
+
+class Mortal(Game):
+    def add(self, number: int) -> str:
+        """Add a number.
+
+        Args:
+            number: What is added.
+        """
+        if number == 7:
+            os._exit(1)
+        return str(number)
+
+class Odd(Game):
+    def get_reward(self):
+        return "much"
+
+def no_class(): ...
+'''
+KEYS = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=100", "reward=environment")
+
+
+class _Digits:
+    """Each digit that an untrained policy writes is a call."""
+
+    @staticmethod
+    def findall(text: str) -> list[str]:
+        return [
+            json.dumps({"name": "add", "arguments": {"number": int(d)}}) for d in text if d.isdecimal() and d.isascii()
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo.rollout.conversation._CALL", _Digits)
+    (tmp_path / "game.py").write_text(GAME)
+
+
+def lines_of(name: str, step: int = 1) -> list[dict[str, Any]]:
+    return list(read_json_lines(Path(f"runs/{name}/rollouts/step_{step:06d}.jsonl"))[0])
+
+
+def check_sums(lines: list[dict[str, Any]]) -> None:
+    """Each response has the total of its own calls, and of no other's."""
+    for line in lines:
+        said = [text for role, text, _ in line["turns"] if role == "tool"]
+        totals = [entry.split(": ") for text in said for entry in text.split("\n")]
+        assert [int(count) for count, _ in totals] == list(range(1, len(totals) + 1))
+        if line["finish_reason"] == "stop":  # else the last results may not have fitted
+            assert line["reward"] == (int(totals[-1][1]) if totals else 0) / 10
+
+
+def test_each_response_has_a_state_of_its_own_and_the_environments_reward() -> None:
+    outcome = train(recipe_of("game", *KEYS, "steps=1", "rollout.environment=game.py:Game", "evaluation.num_queries=4"))
+    lines = lines_of("game")
+    check_sums(lines)
+    assert len({line["reward"] for line in lines}) > 2 and outcome.metrics[1]["tools/calls_mean"] > 0.5
+    for line in lines:
+        role, text, size = line["turns"][0]
+        assert (role, text) == ("user", f" {line['columns']['answer']}") and size >= 1
+        assert line["completion"].startswith(text)
+
+
+@pytest.mark.parametrize(
+    "others", [(), ("rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine")]
+)
+def test_a_run_broken_off_is_the_unbroken_one(others: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
+    keys = [*KEYS, *others, "rollout.environment=game.py:Game"]
+    train(recipe_of("unbroken", *keys))
+    broken_off(recipe_of("broken", *keys), SAMPLING, 25)
+    if not others:
+        broken_off(recipe_of("broken", *keys), REWARD, 1, resume=True)
+    train(recipe_of("broken", *keys), resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+@pytest.mark.parametrize(("name", "said"), [("Game", True), ("Silent", False)])
+def test_what_it_says_first_is_a_part_of_the_last_message(name: str, said: bool) -> None:
+    save_small_model(Path("model"))
+    keys = [*KEYS, "steps=1", f"rollout.environment=game.py:{name}", "evaluation.num_queries=0"]
+    keys += ["model={path: model, device: cpu}", "rollout.max_new_tokens=40"]
+    train(recipe_of("chat", *keys))
+    for line in lines_of("chat"):
+        text = line["turns"][0][1]
+        assert text == (f" {line['columns']['answer']}" if said else "")
+        assert line["completion"].startswith(f"{text}\nassistant: ")
+        assert line["prompt"].endswith("\nassistant: ")  # as it is without one
+
+
+def test_an_environment_whose_process_ends_masks_the_responses_in_it(tmp_path: Path) -> None:
+    keys = [*KEYS, "steps=1", "rollout.environment=game.py:Mortal", "evaluation.num_queries=0"]
+    with pytest.raises(
+        UserError, match=r"tool Mortal: its process (has ended|ended with exit status 1)(.|\n)*have no reward"
+    ):
+        train(recipe_of("mortal", *keys))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Broken", r"reset: error: it raises KeyError: 'no such row'"),
+        ("Odd", r"get_reward returns no number: much"),
+        ("no_class", r"game\.py:no_class is no environment"),
+        ("Nothing", r"has no function 'Nothing'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_one_message(name: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        train(recipe_of("broken", *KEYS, "steps=1", f"rollout.environment=game.py:{name}", "evaluation.num_queries=0"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            ["rollout.tools=[calculator]", "rollout.environment=game.py:Game"],
+            "give rollout.tools or rollout.environment",
+        ),
+        (["reward=environment"], "reward: environment is what rollout.environment gives"),
+        (
+            ["rollout.environment=game.py:Game", 'rollout.segment_separator="x"'],
+            "rollout.segment_separator with rollout.tools",
+        ),
+    ],
+)
+def test_keys_that_exclude_each_other(keys: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        recipe_of("both", *keys)
