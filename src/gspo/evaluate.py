@@ -19,11 +19,12 @@ from gspo.model.load import named_stop_ids, turn_end
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.load import load_recipe, make_recipe, overridden
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import SuiteConfig
+from gspo.recipe.sections import RolloutConfig, SuiteConfig
 from gspo.recipe.suites import named_suites, suite_tree
 from gspo.reward.builtin import BUILT_IN
 from gspo.reward.functions import close_functions
 from gspo.reward.score import score
+from gspo.rollout.conversation import Tools
 from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.store import Store
@@ -88,7 +89,7 @@ def evaluate(
         journal = Journal(directory, model)
         pending = []
         for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True):
-            judged = journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
+            judged = journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout, inputs.tools, added))
             pending.append([query for query in eval_set.queries if query.id not in judged])
             if judged:
                 display.note(f"{eval_set.name}: {len(judged)} of {len(eval_set.queries)} questions are judged already")
@@ -144,7 +145,9 @@ def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
     return plain_rating(rate(read_contests(Path(str(suite.queries.path))), attempts))
 
 
-def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Sequence[str]) -> dict[str, Any]:
+def _about(
+    eval_set: EvaluationSet, suite: SuiteConfig, rollout: RolloutConfig, tools: Tools | None, ends: Sequence[str]
+) -> dict[str, Any]:
     """Return what decides a suite's numbers, beside the model: its settings, as they are in force, and its data."""
     settings = suite.model_dump(mode="json", exclude={"about": True, "queries": {"path"}})
     shaping = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
@@ -155,7 +158,10 @@ def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Seque
     data["prompts_sha256"] = contents_digest([query.text for query in eval_set.queries])  # by the model's chat template
     others = [function for function in eval_set.functions if function.call not in BUILT_IN.values()]
     code = {function.name: code_of(function.call) for function in others}  # of gspo's own the version says enough
-    settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": engine, "code": code}
+    if tools is not None:
+        code |= {f"tool {name}": code_of(tool.function) for name, tool in tools.by_name.items()}
+        settings |= rollout.model_dump(mode="json", include={"tools", "max_turns", "tool_seconds", "tool_characters"})
+    settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": rollout.engine, "code": code}
     return {"settings": settings, "data": data}
 
 

@@ -62,13 +62,13 @@ class Failure:
 class Turn:
     """A part of a response in which the policy calls tools: what it wrote, or what they returned.
 
-    Example: Turn(role="tool", text="56088", num_tokens=17, num_calls=1)
+    Example: Turn(role="tool", text="56088", num_tokens=17)
     """
 
     role: Literal["user", "assistant", "tool"]  # the user's is what an environment says first
     text: str  # of a tool's turn, the results one below the other
     num_tokens: int  # with those that the chat template writes around results
-    num_calls: int = 0  # that were made
+    num_calls: int = 0  # of tools that the policy made in it
     num_errors: int = 0  # of them: what the policy wrote is no call, or the tool has raised an error
 
 

@@ -108,8 +108,8 @@ def test_what_was_sampled_is_trained_and_what_tools_returned_is_read() -> None:
         *(-100.0 - n for n in range(1, len(second) + 2)),
     ]
     assert sample.turns == (
-        Turn(role="assistant", text=first, num_tokens=len(first) + 1),
-        Turn(role="tool", text="3", num_tokens=len(between), num_calls=1),
+        Turn(role="assistant", text=first, num_tokens=len(first) + 1, num_calls=1),
+        Turn(role="tool", text="3", num_tokens=len(between)),
         Turn(role="assistant", text=second, num_tokens=len(second) + 1),
     )
     assert sum(turn.num_tokens for turn in sample.turns) == sample.num_tokens
@@ -142,7 +142,7 @@ def test_several_calls_of_a_turn_are_made_at_the_same_time() -> None:
         return Result(text=f"met {arguments['n']}")
 
     sample = talk(Policies(called("wait", n=1) + called("wait", n=2), "done"), tool("wait", wait))
-    assert sample.turns[1].text == "met 1\nmet 2" and sample.turns[1].num_calls == 2
+    assert sample.turns[1].text == "met 1\nmet 2" and sample.turns[0].num_calls == 2
     assert "<tool_response>\nmet 1\n</tool_response>\n" in sample.text
 
 
@@ -156,11 +156,15 @@ def test_several_calls_of_a_turn_are_made_at_the_same_time() -> None:
         ('<tool_call>{"name": 7}</tool_call>', "error: there is no tool '7'; there are: add"),
         (called("sub", a=1), "error: there is no tool 'sub'; there are: add"),
         ("<tool_call>" + "[" * 100_000, "error: a call is JSON of the form"),
+        *(
+            (called("add", a=1).replace("1", "[" * n + "]" * n), "error: a call is JSON of the form")
+            for n in (700, 985)
+        ),
     ],
 )
 def test_what_is_no_call_is_answered_with_the_reason(call: str, said: str) -> None:
     sample = talk(Policies(call, "ok"), max_new_tokens=200_000)
-    assert sample.turns[1].text.startswith(said) and sample.turns[1].num_errors == 1 and sample.answer == "ok"
+    assert sample.turns[1].text.startswith(said) and sample.turns[0].num_errors == 1 and sample.answer == "ok"
 
 
 def test_names_of_parameters_may_be_those_of_other_dialects() -> None:
@@ -194,7 +198,8 @@ def test_a_tool_that_gives_no_answer_masks_the_response(batch_of: Any) -> None:
     failure = Failure(kind="timed_out", message="tool slow: it ran over its time limit of 1 s")
     slow = tool("slow", lambda _: Result(text="", failure=failure))
     sample = talk(Policies(called("slow"), "never"), slow)
-    assert sample.failure == failure and len(sample.turns) == 1
+    assert sample.failure == failure and len(sample.turns) == 1 and sample.finish_reason == "stop"
+    assert sample.turns[0].num_calls == 1
     group = Group(samples=(sample, *[talk(Policies("5"))] * 5))
     scoring = Scoring([], num_samples=6)
     scored = loop.run(scoring.score(group)).groups[0].samples

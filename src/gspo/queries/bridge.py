@@ -21,7 +21,7 @@ class Bridge:
         self._tokenizer, self._variables = tokenizer, queries.chat_template_kwargs
         has_template = bool(getattr(tokenizer, "chat_template", None)) and queries.chat is not False
         self._template = ChatTemplate(tokenizer, queries.date) if has_template else None
-        self.role = self._template.between(1, self._variables)[0] if self._template else None  # None: plain text
+        self.role = self._template.between(2, self._variables)[0] if self._template else None  # None: plain text
 
     @property
     def opened(self) -> list[int]:
@@ -36,9 +36,9 @@ class Bridge:
     def pieces(self, results: Sequence[str]) -> list[str]:
         """The texts of results with what stands around each; the first of the list is written behind an answer."""
         if self._template is not None and self.role == "tool":
-            around = self._template.between(len(results), self._variables)[1]
+            around = self._template.between(len(results), self._variables, roles=("tool",))[1]
         elif self._template is not None:
-            first, last = self._template.between(1, self._variables)[1]
+            first, last = self._template.between(1, self._variables, roles=("user",))[1]
             around = [first + _BEFORE.lstrip(), *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER.rstrip() + last]
         else:
             around = [_BEFORE, *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER]

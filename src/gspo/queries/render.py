@@ -66,7 +66,9 @@ def variable_notes(queries: Sequence[Query], tokenizer: Any, settings: QueriesCo
     names = dict.fromkeys(name for query in queries for name in _arguments(query, settings))
     template = str(getattr(tokenizer, "chat_template", None))
     unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
-    return [f"{_ARGUMENTS}: the tokenizer's chat template has no variable {name}" for name in unknown]
+    note = f"{_ARGUMENTS}: the tokenizer's chat template has no variable "
+    untold = "the tokenizer's chat template shows the model no tools: describe rollout.tools in queries.system"
+    return [untold if name == "tools" else f"{note}{name}" for name in unknown]
 
 
 def remark_notes(queries: Sequence[Query], name: str) -> list[str]:

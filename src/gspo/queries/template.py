@@ -83,20 +83,23 @@ class ChatTemplate:
         """Return what it writes behind the last message of a prompt."""
         return self._write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)[2]
 
-    def between(self, num_results: int, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
+    def between(
+        self, num_results: int, variables: Mapping[str, Any], roles: Sequence[str] = ("tool", "user")
+    ) -> tuple[str, list[str]]:
         """The role under which it writes results of tools, and what it writes behind an answer and around each of them.
 
         The last piece ends with what it writes before the next answer. UserError where it takes results under no role.
         """
-        for role in ("tool", "user"):
+        for role in roles:
             num_messages = num_results if role == "tool" else 1  # where roles must take turns
-            said = [f"GSPO{number}{HOLE}" for number in range(2 + num_messages)]
-            roles = ["user", "assistant", *[role] * num_messages]
-            messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+            # Some write a result as JSON: what is in quotes comes back as it is, or the role is not for plain texts.
+            said = [f"GSPO{n}{HOLE}" if n < 2 else f'GSPO{n} "\n{HOLE}' for n in range(2 + num_messages)]
+            speakers = ["user", "assistant", *[role] * num_messages]
+            messages = [{"role": speaker, "content": text} for speaker, text in zip(speakers, said, strict=True)]
             with suppress(UserError):
                 text = self._write(messages, variables, "")
                 if re.fullmatch(".*".join(map(re.escape, ["", *said, ""])), text, re.DOTALL):
-                    return role, re.split("|".join(said[1:]), text)[1:]
+                    return role, re.split("|".join(map(re.escape, said[1:])), text)[1:]
         what = "the chat template writes results of tools neither as messages of the role tool nor as the user's"
         raise UserError(what, where="rollout.tools", fix="use a tokenizer with another template, or leave tools out")
 

@@ -22,6 +22,7 @@ from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
 
 MAX_MASKED_FRACTION = 0.2
+_TOOL_FIX = "see that the tool answers within rollout.tool_seconds"
 
 
 class Scoring:
@@ -49,7 +50,8 @@ class Scoring:
         self._first_masked: UserError | None = None
         for sample in before:
             if sample.score and (failure := sample.score.failure):
-                where, fix = f"row {sample.query.id}", _fix(failure.kind, failure.message, "response")
+                where = f"row {sample.query.id}"
+                fix = _TOOL_FIX if sample.failure else _fix(failure.kind, failure.message, "response")
                 self._note_masked(UserError(failure.message, where=where, fix=fix))
         self.num_replies = 0  # so far
         self._check_masked()
@@ -67,7 +69,7 @@ class Scoring:
         for sample in group.samples:
             if sample.failure is not None:
                 where = f"row {sample.query.id}"
-                self._note_masked(UserError(sample.failure.message, where=where, fix="see that the tool answers"))
+                self._note_masked(UserError(sample.failure.message, where=where, fix=_TOOL_FIX))
         self._check_masked()
         await all_of([self._ask(function, judged, found) for function in self._functions if judged])
         samples = tuple(replace(sample, score=self._score(sample, found)) for sample in group.samples)
@@ -128,7 +130,8 @@ class Scoring:
         """Return the sample's score, once everything is in."""
         if sample.failure is not None:
             parts = dict[str, float | None].fromkeys(function.name for function in self._functions)
-            return Score(reward=None, parts=parts, failure=sample.failure)
+            failures = dict.fromkeys([*parts][:1], sample.failure)  # the one that judges has nothing to judge
+            return Score(reward=None, parts=parts, failure=sample.failure, failures=failures)
         said = {function.name: found.parts[sample, function.name] for function in self._functions}
         numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
         totals = dict[str, float]()
@@ -229,7 +232,7 @@ def to_token_rewards(
         return value
     if per == "response":
         return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
-    expected = sample.num_written if per == "token" else len(sample.segments)
+    expected = sample.num_tokens if per == "token" else len(sample.segments)
     if isinstance(value, float) and expected == 1:  # an array of one number comes as that number
         value = [value]
     if isinstance(value, float):
@@ -238,7 +241,7 @@ def to_token_rewards(
         return f"it returns {_count(len(value), 'number')} for a response of {_count(expected, per)}"
     numbers = torch.tensor(value, dtype=torch.float64)
     if per == "token":
-        return numbers
+        return numbers[sample.loss_mask]
     last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
     return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError, validate_call
@@ -85,13 +86,15 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(**arguments: Any) -> list[ToolResult]:
         try:
             return [_result(checked(**arguments))]
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
             return [_error(error)]
 
     async def call_async(**arguments: Any) -> list[ToolResult]:
         try:
             return [_result(await checked(**arguments))]
-        except Exception as error:
+        except asyncio.CancelledError:  # by the time limit
+            raise
+        except BaseException as error:
             return [_error(error)]
 
     return call_async if is_async(function) else call
@@ -131,9 +134,12 @@ def _result(value: Any) -> ToolResult:
     return ToolResult(text[:MAX_CHARACTERS])
 
 
-def _error(error: Exception) -> ToolResult:
+def _error(error: BaseException) -> ToolResult:
     """What the policy reads of an error: no path of this machine, which would be another on the next."""
     if isinstance(error, ValidationError):
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         return ToolResult(f"{ERROR}{'; '.join(faults)}"[:MAX_CHARACTERS])
-    return ToolResult(f"{ERROR}{type(error).__name__}: {error}"[:MAX_CHARACTERS])
+    text = type(error).__name__
+    with suppress(Exception):  # its own text may fail
+        text += f": {error}"
+    return ToolResult(f"{ERROR}{text}"[:MAX_CHARACTERS])

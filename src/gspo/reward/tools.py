@@ -9,7 +9,7 @@ from transformers.utils import get_json_schema
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
-from gspo.reward.calls import RewardFunction, is_async
+from gspo.reward.calls import RewardFunction, is_async, parameters_of
 from gspo.reward.processes import Processes
 from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, find_tool, tool_methods
 from gspo.rollout.conversation import CLOSE, GET_REWARD, RESET, Result, Tool, Tools
@@ -97,6 +97,10 @@ async def _made(function: RewardFunction, arguments: Mapping[str, Any], settings
 
 
 def _schema(call: Any, name: str) -> Mapping[str, Any]:
+    for parameter in parameters_of(call):
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            what = f"{name} takes {parameter.name} by position, and a call names its arguments"
+            raise UserError(what, where="rollout.tools", fix=_FORM)
     try:
         schema: Mapping[str, Any] = get_json_schema(call)
         return schema

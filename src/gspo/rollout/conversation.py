@@ -1,6 +1,7 @@
 """Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
 
 import json
+import pickle
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
 RESET, GET_REWARD, CLOSE = "(reset)", "(get_reward)", "(close)"  # of an environment; no policy can name them
+_LEVELS = 200  # of nesting that are left for what hands arguments on
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -104,6 +106,7 @@ class Tools:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
             if not isinstance(arguments, dict):
                 raise TypeError
+            _check_depth(arguments)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             form = '{"name": "…", "arguments": {…}}'
             return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
@@ -171,14 +174,15 @@ class Conversation:
             return None
         results = await self._tools.answers(written.session, calls)
         written.failure = next((result.failure for result in results if result.failure), None)
-        texts = [result.text for result in results]
+        texts, num_errors = [result.text for result in results], sum(result.is_error for result in results)
+        written.turns[-1] = replace(written.turns[-1], num_calls=len(calls), num_errors=num_errors)
+        if written.failure:
+            return None
         context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
-        if written.failure or len(context) >= room:
+        if len(context) >= room:
             written.finish_reason = "length"
             return None
-        errors, text = sum(result.is_error for result in results), "\n".join(texts)
-        counts = {"num_calls": len(calls), "num_errors": errors, "num_tokens": len(context)}
-        written.turns.append(Turn(role="tool", text=text, **counts))
+        written.turns.append(Turn(role="tool", text="\n".join(texts), num_tokens=len(context)))
         return context
 
     def _joined(self, query: Query, written: _Written) -> Sample:
@@ -208,6 +212,13 @@ class Conversation:
             turns=tuple(written.turns),
             failure=written.failure,
         )
+
+
+def _check_depth(arguments: Any) -> None:
+    """Raise RecursionError for what could not be handed to a process, from wherever that is done."""
+    for _ in range(_LEVELS):
+        arguments = [arguments]
+    pickle.dumps(arguments)
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -91,6 +91,12 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     return together([scored[each] for each in drawn], functions)
 
 
+def _without_failures(drawn: Drawn) -> Drawn:
+    """Return what is to be sampled again where a tool gave no answer: it may now."""
+    failed = drawn.group is not None and any(sample.failure for sample in drawn.group.samples)
+    return replace(drawn, group=None, reward_seconds={}, logged={}) if failed else drawn
+
+
 def _source(run: Run, now: Recipe, progress: Progress) -> Source:
     """The run's source, set to the step under way."""
     sampling, is_vllm = progress.sampling(now.rollout), now.rollout.engine == "vllm"
@@ -105,7 +111,7 @@ def _source(run: Run, now: Recipe, progress: Progress) -> Source:
             updates_per_step=run.recipe.actor.updates_per_step,
             queries_of=partial(_queries, run),
             batches_drawn=progress.batches_drawn,
-            ahead=[*progress.ahead],
+            ahead=[_without_failures(drawn) for drawn in progress.ahead],
             score=partial(_score_ahead, run),
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,

@@ -116,6 +116,7 @@ def load_inputs(
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
     if tools:
+        check_renderings(recipe, rows, set_rows)
         longest_recipe, set_rows = with_schemas(longest_recipe, set_rows, tools, tokenizer)
     length_key, max_positions = recipe.length_key, model.max_positions
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
@@ -161,6 +162,22 @@ def load_inputs(
         probed=probed,
         notes=notes,
     )
+
+
+def check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> None:
+    """Raise UserError where prompts are not all rendered as results of tools are: by the recipe's queries."""
+    own = {"chat", "chat_template_kwargs"}
+    settings = recipe.queries.model_dump(include=own)
+    for row in (*rows.train, *rows.held_out):
+        if row.columns.get("chat_template_kwargs"):
+            fix = "leave the column out, and write queries.chat_template_kwargs"
+            raise UserError("with tools, a row has no variables of its own", where=f"row {row.id}", fix=fix)
+    for suite in (each.suite for each in sets if each.suite is not None):
+        if suite.queries.model_dump(include=own) != settings:
+            what = f"with tools, suite {suite.name} needs the recipe's queries.chat and chat_template_kwargs"
+            raise UserError(
+                what, where="evaluation.suites", fix="write them alike, or leave out the suite or the tools"
+            )
 
 
 def with_schemas(
