@@ -108,7 +108,6 @@ def test_each_response_has_a_state_of_its_own_and_the_environments_reward() -> N
     for line in lines:
         role, text, size = line["turns"][0]
         assert (role, text) == ("user", f" {line['columns']['answer']}") and size >= 1
-        assert line["completion"].lstrip().startswith(text.strip())
 
 
 @pytest.mark.parametrize(
