@@ -6,9 +6,12 @@ recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
 outcome = gspo.train(recipe, queries=rows, reward=function)
 """
 
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from gspo.errors import OPENMP
 
 if TYPE_CHECKING:
     from gspo.errors import RunError, UserError
@@ -39,6 +42,10 @@ _MODULES = {
     "gspo.reward.functions": ("Reward",),
     "gspo.train": ("Outcome", "train"),
 }
+
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch is imported, which reads them
+    os.environ.update(OPENMP)
 
 
 class _Package(ModuleType):

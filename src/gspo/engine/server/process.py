@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gspo.engine.server.in_server import gspo_supervise
-from gspo.errors import RunError
+from gspo.errors import OPENMP, RunError
 from gspo.model.linear import LIMITS
 
 _NUM_LINES = 4  # of each kind, in a message
@@ -74,7 +74,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**dict(os.environ.items() - LIMITS.items()), **environment},  # limits are for this process
+                env={**dict(os.environ.items() - LIMITS.items() - OPENMP.items()), **environment},  # which are ours
                 start_new_session=True,
             )
 
