@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -80,7 +80,8 @@ class Policies:
 
 def talk(policies: Policies, *tools: Tool, **settings: Any) -> Sample:
     tokenizer: Any = Characters()
-    policy: Any = SimpleNamespace(tokenizer=tokenizer, stop_ids=(END,))
+    policy = object.__new__(Policy)  # of which nothing else is asked
+    vars(policy).update(tokenizer=tokenizer, stop_ids=(END,))
     given = Tools(by_name={each.name: each for each in tools or (ADD,)}, bridge=Bridge(tokenizer, QueriesConfig()))
     given.bridge.role = "user"  # turns end with their own token
     conversation = Conversation(policy, RolloutConfig(**{"max_new_tokens": 1000, **settings}), given)

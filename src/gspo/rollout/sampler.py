@@ -43,7 +43,7 @@ class _Waiting:
     prompt: Prompt
     sampling: Sampling
     promise: asyncio.Future[Future[Completion]]
-    order: tuple[float, int] = (0, 0)  # among those that are submitted together
+    order: tuple[float, int] = (0.0, 0)  # among those that are submitted together
 
 
 class Sampler:
@@ -145,7 +145,7 @@ class Sampler:
         Those that are `in_step` wait for the turns of all others: what is decoded side by side, on which the last bit
         of a likelihood depends, does not depend on how long tools take.
         """
-        order = (math.inf if turn else group, key) if in_step else (0, 0)
+        order = (math.inf if turn else float(group), key) if in_step else (0.0, 0)
         if turn:  # whose prompt is no other response's
             self._num_groups += 1
             group, key = self._num_groups, key_of_turn(key, turn)
