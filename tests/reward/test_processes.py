@@ -308,3 +308,11 @@ def written_pids(path: Path, number: int, gone: Any) -> list[int]:
             return [int(pid) for pid in text.split()][:number]
         time.sleep(0.02)
     raise AssertionError("no process has written its number")
+
+
+def test_a_process_starts_without_the_libraries_that_take_seconds() -> None:
+    program = (
+        "import sys, gspo.reward.worker, gspo.reward.tool_functions; print({*sys.modules} & {'torch', 'transformers'})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

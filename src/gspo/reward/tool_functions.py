@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from gspo.recipe.callables import load_callable
+from gspo.recipe.callables import CLOSE, RESET, load_callable
 from gspo.reward.calls import is_async
 from gspo.reward.reply import ToolResult
-from gspo.rollout.conversation import CLOSE, RESET
 
 ERROR = "error: "  # how a result begins that is none
 LOST = "\0lost"  # the process of an environment has ended, and with it the state

@@ -8,11 +8,12 @@ from transformers.utils import get_json_schema
 
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
+from gspo.recipe.callables import CLOSE, GET_REWARD, RESET
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import RewardFunction, is_async, parameters_of
 from gspo.reward.processes import Processes
 from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, find_tool, tool_methods
-from gspo.rollout.conversation import CLOSE, GET_REWARD, RESET, Result, Tool, Tools
+from gspo.rollout.conversation import Result, Tool, Tools
 from gspo.types import Failure
 
 _FORM = """write it as:

@@ -20,7 +20,6 @@ from gspo.errors import UserError
 from gspo.reward.builtin import find_function, math
 from gspo.reward.limits import end_tree
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
-from gspo.reward.tool_functions import as_tool, find_tool
 
 MAX_VERIFIER_BYTES = 4 * 2**30
 OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot any more, the process ends itself then
@@ -50,7 +49,7 @@ def main(
                 resource.setrlimit(limit, (value, value))
     ready = Reply()
     try:
-        function = as_tool(find_tool(name)) if is_tool else find_function(name)
+        function = _find_tool(name) if is_tool else find_function(name)
         _prepare(name)
     except UserError as error:
         ready = Reply(user_error=(error.what, None, error.fix))
@@ -88,6 +87,12 @@ async def _serve(link: socket.socket, function: Function, received: SimpleQueue[
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         task.add_done_callback(lambda _: None if tasks else faulthandler.cancel_dump_traceback_later())
+
+
+def _find_tool(name: str) -> Function:
+    from gspo.reward.tool_functions import as_tool, find_tool  # pydantic takes a while, and rewards need none of it
+
+    return as_tool(find_tool(name))
 
 
 def _end_self_after(seconds: float) -> None:

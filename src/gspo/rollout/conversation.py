@@ -16,12 +16,12 @@ from gspo.errors import UserError
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
+from gspo.recipe.callables import CLOSE, GET_REWARD, RESET
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.segments import text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
-RESET, GET_REWARD, CLOSE = "(reset)", "(get_reward)", "(close)"  # of an environment; no policy can name them
 _LEVELS = 200  # of nesting that are left for what hands arguments on
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 

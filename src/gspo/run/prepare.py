@@ -19,6 +19,7 @@ from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, query_notes, render_rows
+from gspo.recipe.callables import RESET
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
@@ -26,7 +27,7 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.log import TrainerState
 from gspo.reward.tools import load_tools, made_tools
-from gspo.rollout.conversation import RESET, Tool, Tools
+from gspo.rollout.conversation import Tool, Tools
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
