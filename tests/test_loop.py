@@ -121,6 +121,8 @@ def test_a_thread_gives_its_result_or_its_error_and_a_cancelled_one_gives_nothin
     assert loop.in_thread("adds", sum, [1, 2]).result(60) == 3
     with pytest.raises(ZeroDivisionError):
         loop.in_thread("divides", lambda: 1 / 0).result(60)
+    for thread in (thread for thread in threading.enumerate() if thread.name == "divides"):
+        thread.join()  # what it shows is this test's
     go_on, ended = threading.Event(), threading.Event()
 
     def work() -> None:

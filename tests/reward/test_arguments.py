@@ -41,7 +41,10 @@ def test_trl_gets_the_state_of_the_run_and_functions_that_log(groups: Any, named
     scored = score(groups(["a", "b"], answer=["a"], other=[1]), [named(source), *functions(g)], STATE)
     assert [one.reward for one in scores_of(scored)] == [0.5, 0.5] and scored.logged == {"f/share": (3 / 9, 1)}
     assert [one.extra for one in scores_of(scored)] == [{"f/seen": "a"}, {"f/seen": "b"}]
-    assert set(seen) == {*GIVEN["TRL"], "answer", "other"} - {"segments"} and seen["trainer_state"] is STATE
+    assert (
+        set(seen) == {*GIVEN["TRL"], "answer", "other"} - {"segments", "environment_rewards"}
+        and seen["trainer_state"] is STATE
+    )
 
 
 @pytest.mark.parametrize("place", ["process", "thread", "process, async", "thread, async"])

@@ -20,7 +20,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.run.best import Best
 from gspo.run.progress import Progress, decode, encode
-from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats
+from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
 QUERIES = {
@@ -33,6 +33,7 @@ PREFIX = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)  # what a group's mem
 def sample(query: Query, size: int, text: str = "é\n\ud800 $tensor", **filled: Any) -> Sample:
     logprobs = torch.tensor([*NUMBERS, *range(size)][:size], dtype=torch.float32)
     return Sample(
+        turns=(Turn(role="assistant", text="3", num_tokens=2, num_calls=1),),
         query=query,
         token_ids=torch.arange(size),
         loss_mask=torch.arange(size) % 2 == 0,

@@ -1,7 +1,6 @@
 """Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
 
 import json
-import pickle
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from gspo.rollout.segments import text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
-_LEVELS = 200  # of nesting that are left for what hands arguments on
+_MAX_LEVELS = 100  # of nesting, in the arguments of a call
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -215,10 +214,16 @@ class Conversation:
 
 
 def _check_depth(arguments: Any) -> None:
-    """Raise RecursionError for what could not be handed to a process, from wherever that is done."""
-    for _ in range(_LEVELS):
-        arguments = [arguments]
-    pickle.dumps(arguments)
+    """Raise RecursionError for what could not be handed to a process, wherever that is done."""
+    level, count = [arguments], 0
+    while level := [inner for each in level for inner in _inside(each)]:
+        count += 1
+        if count > _MAX_LEVELS:
+            raise RecursionError
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
