@@ -17,7 +17,7 @@ from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
-from gspo.rollout.conversation import Tools
+from gspo.rollout.tools import Tools
 from gspo.run.memory import memory_lines
 from gspo.run.minutes import measured_rates, time_line
 from gspo.run.place import check_place
@@ -108,8 +108,7 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 
 def _tool_lines(tools: Tools) -> Iterator[str]:
     """Each tool with its parameters, and what stands between a call and the next turn."""
-    for name in tools.shown:
-        tool = tools.by_name[name]
+    for name, tool in tools.by_name.items():
         parameters = ", ".join(tool.schema["function"]["parameters"].get("properties", {}))
         yield f"tool        {name}({parameters}): {tool.schema['function']['description'].splitlines()[0]}"
     written = json.dumps("".join(tools.bridge.pieces(["RESULT"])), ensure_ascii=False)

@@ -24,8 +24,8 @@ from gspo.recipe.suites import named_suites, suite_tree
 from gspo.reward.builtin import BUILT_IN
 from gspo.reward.functions import close_functions
 from gspo.reward.score import score
-from gspo.rollout.conversation import Tools
 from gspo.rollout.sampler import Sampler
+from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
@@ -75,8 +75,8 @@ def evaluate(
             inputs = load_inputs(recipe, trains=False, say=say)
             sets, tokenizer = inputs.evaluation_sets, inputs.tokenizer
             stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
-            for tool in inputs.tools.by_name.values() if inputs.tools else ():
-                stack.callback(tool.close)
+            if inputs.tools is not None:
+                stack.callback(inputs.tools.close)
             check_stop()
             say(f"loading {recipe.model.path}")
             policy, added = _loaded_policy(recipe, tokenizer)
@@ -159,8 +159,9 @@ def _about(
     others = [function for function in eval_set.functions if function.call not in BUILT_IN.values()]
     code = {function.name: code_of(function.call) for function in others}  # of gspo's own the version says enough
     if tools is not None:
-        code |= {f"tool {name}": code_of(tool.function) for name, tool in tools.by_name.items()}
-        settings |= rollout.model_dump(mode="json", include={"tools", "max_turns", "tool_seconds", "tool_characters"})
+        code |= {f"tool {function.__name__}": code_of(function) for function in tools.functions}
+        own = {"tools", "environment", "max_turns", "tool_seconds", "tool_characters"}
+        settings |= rollout.model_dump(mode="json", include=own)
     settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": rollout.engine, "code": code}
     return {"settings": settings, "data": data}
 

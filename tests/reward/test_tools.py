@@ -9,10 +9,10 @@ import pytest
 from gspo import loop
 from gspo.errors import UserError
 from gspo.loop import all_of
-from gspo.recipe.sections import RolloutConfig
+from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.tool_functions import calculator
 from gspo.reward.tools import load_tools
-from gspo.rollout.conversation import Result, Tool
+from gspo.rollout.tools import Result, Tool, Tools
 
 OWN = '''
 import asyncio, os, sys, time
@@ -70,15 +70,15 @@ def places(*words: str) -> str:
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tool]]:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    made: list[Tool] = []
+    made: list[Tools] = []
 
-    def load(name: str, **settings: Any) -> Tool:
-        made.extend(load_tools(RolloutConfig(tools=(name,), **settings)))
-        return made[-1]
+    def load(*names: str, **settings: Any) -> Tool:
+        made.append(load_tools(RolloutConfig(tools=names, **settings), None, QueriesConfig()))
+        return next(iter(made[-1].by_name.values()))
 
     yield load
-    for tool in made:
-        tool.close()
+    for tools in made:
+        tools.close()
 
 
 def answer(tool: Tool, **arguments: Any) -> Result:
@@ -140,7 +140,7 @@ def test_calls_of_an_async_function_are_made_at_the_same_time(loaded: Any) -> No
 )
 def test_what_is_no_tool_is_refused(names: tuple[str, ...], sentence: str, loaded: Any) -> None:
     with pytest.raises(UserError, match=sentence):
-        load_tools(RolloutConfig(tools=names))
+        loaded(*names)
 
 
 def test_the_calculator_computes_as_python_does_and_nothing_else() -> None:

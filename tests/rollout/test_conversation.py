@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,9 +21,10 @@ from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.score import Scoring
-from gspo.rollout.conversation import Conversation, Result, Tool, Tools
+from gspo.rollout.conversation import Conversation
 from gspo.rollout.keys import SamplingKey, key_of_turn
 from gspo.rollout.sampler import Sampler
+from gspo.rollout.tools import Result, Tool, Tools
 from gspo.types import Failure, Group, Query, Sample, Turn
 
 END = 0  # a token that ends a turn
@@ -52,10 +54,15 @@ def tool(name: str, call: Callable[[Any], Any]) -> Tool:
         result = call(arguments)
         return await result if asyncio.iscoroutine(result) else result
 
-    return Tool(name=name, schema={"function": {}}, call=make, function=call, close=lambda: None)
+    return Tool(name=name, schema={}, call=make)
 
 
 ADD = tool("add", lambda arguments: Result(text=str(arguments["a"] + arguments["b"])))
+
+
+def tools_of(*tools: Tool, tokenizer: Any) -> Tools:
+    by_name, bridge = {each.name: each for each in tools}, Bridge(tokenizer, QueriesConfig())
+    return Tools(by_name=by_name, bridge=bridge, functions=(), close=lambda: None)
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -68,7 +75,10 @@ class Policies:
     def __init__(self, *turns: str, reasons: Sequence[str] = ()) -> None:
         self.turns, self.reasons, self.asked = [*turns], [*reasons], list[tuple[list[int], int, int]]()
 
-    async def __call__(self, ids: Any, watched: Any, *, turn: int, max_new_tokens: int) -> Completion:
+    async def __call__(
+        self, ids: Any, is_complete: Any, *, turn: int = 0, max_new_tokens: int | None = None
+    ) -> Completion:
+        assert max_new_tokens is not None
         self.asked.append((list(ids), turn, max_new_tokens))
         tokens = [ord(letter) for letter in self.turns[turn]] + [END]
         tokens = tokens[:max_new_tokens]
@@ -82,7 +92,7 @@ def talk(policies: Policies, *tools: Tool, **settings: Any) -> Sample:
     tokenizer: Any = Characters()
     policy = object.__new__(Policy)  # of which nothing else is asked
     vars(policy).update(tokenizer=tokenizer, stop_ids=(END,))
-    given = Tools(by_name={each.name: each for each in tools or (ADD,)}, bridge=Bridge(tokenizer, QueriesConfig()))
+    given = tools_of(*(tools or (ADD,)), tokenizer=tokenizer)
     given.bridge.role = "user"  # turns end with their own token
     conversation = Conversation(policy, RolloutConfig(**{"max_new_tokens": 1000, **settings}), given)
     query = Query(id="q", prompt="?", text="?", prompt_ids=(63,), columns={})
@@ -223,7 +233,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
     def make(policy: Policy) -> Sampler:
         bridge = Bridge(policy.tokenizer, QueriesConfig())
         bridge.role = "user"
-        return Sampler(EmbeddedEngine(policy), policy, Tools(by_name={}, bridge=bridge))
+        return Sampler(EmbeddedEngine(policy), policy, replace(tools_of(tokenizer=policy.tokenizer), bridge=bridge))
 
     return make
 

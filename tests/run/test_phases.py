@@ -136,7 +136,7 @@ def test_groups_sampled_ahead_in_another_way_are_sampled_again(change: str) -> N
             "[{from_step: 1, rollout: {temperature: 2}}]",
             "phases.0.from_step: should be greater than or equal to 2, not 1",
         ),
-        ("[{from_step: 3}]", "phases.0 changes nothing: set rollout.max_new_tokens"),
+        ("[{from_step: 3}]", "phases.0 changes nothing: give it a key beside from_step"),
         ("[{rollout: {temperature: 2}}]", "phases.0.from_step: this key is needed and missing"),
         (
             "[{from_step: 3, queries: {path: a}}]",

@@ -11,7 +11,7 @@ from tests.breaking_off import GRADIENT, REWARD, SAMPLING, differing, logged, re
 from gspo.check import check
 from gspo.errors import UserError
 from gspo.recipe.load import load_recipe
-from gspo.rollout.conversation import Result, Tools
+from gspo.rollout.tools import Result, Tools
 from gspo.run.plain_files import read_json_lines
 
 FAST = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=100", "rollout.tools=[calculator]")

@@ -1,6 +1,6 @@
 """The tokens between a call of tools and the policy's next turn: what the tools returned, as the template writes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo.queries.render import CUT, special_tokens
@@ -17,21 +17,26 @@ class Bridge:
     Example: Bridge(tokenizer, recipe.queries).tokens(["56088"], last=2)
     """
 
-    def __init__(self, tokenizer: Any, queries: QueriesConfig) -> None:
-        self._tokenizer, self._variables = tokenizer, queries.chat_template_kwargs
+    def __init__(self, tokenizer: Any, queries: QueriesConfig, schemas: Sequence[Mapping[str, Any]] = ()) -> None:
         has_template = bool(getattr(tokenizer, "chat_template", None)) and queries.chat is not False
-        self._template = ChatTemplate(tokenizer, queries.date) if has_template else None
+        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, queries.date) if has_template else None
+        self._schemas = {"tools": [*schemas]} if schemas and has_template else {}
+        self._variables = queries.chat_template_kwargs | self._schemas
         self.role = self._template.between(2, self._variables)[0] if self._template else None  # None: plain text
+
+    def shown(self, queries: QueriesConfig) -> QueriesConfig:
+        """Return what renders queries, with the schemas of tools for a chat template."""
+        return queries.model_copy(update={"chat_template_kwargs": queries.chat_template_kwargs | self._schemas})
 
     @property
     def opened(self) -> list[int]:
         """The tokens behind a prompt's last message, with which the policy's turn begins; none without a template."""
         text = self._template.behind_a_question(self._variables) if self._template else ""
-        return self._behind("", text) if text else []
+        return self._encoded_behind("", text) if text else []
 
     def opening(self, said: str) -> list[int]:
         """The tokens that append a text to a prompt whose last message is still open, and `opened` behind it."""
-        return [*self._plain(said), *self.opened]
+        return [*self._encoded_behind("", self._cut(said)), *self.opened]
 
     def pieces(self, results: Sequence[str]) -> list[str]:
         """The texts of results with what stands around each; the first of the list is written behind an answer."""
@@ -50,22 +55,19 @@ class Bridge:
         pieces[0] = pieces[0].removeprefix(end)  # the policy has written it
         for place in range(1, len(pieces), 2):
             pieces[place] = self._cut(pieces[place])
-        first, *rest = "".join(pieces).split(CUT)
-        return [*self._behind(end, first), *(token for piece in rest for token in self._encoded(piece))]
+        return self._encoded_behind(end, "".join(pieces))
 
     def _cut(self, text: str) -> str:
         """The text with a mark in each special token, across which none is read."""
         special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
         return special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
 
-    def _plain(self, text: str) -> list[int]:
-        first, *rest = self._cut(text).split(CUT)
-        return [*self._behind("", first), *(token for piece in rest for token in self._encoded(piece))]
-
-    def _behind(self, end: str, text: str) -> list[int]:
+    def _encoded_behind(self, end: str, text: str) -> list[int]:
         """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""
-        before, both = self._encoded(f"a{end}"), self._encoded(f"a{end}{text}")
-        return both[len(before) :] if both[: len(before)] == before else self._encoded(text)
+        first, *rest = text.split(CUT)
+        before, both = self._encoded(f"a{end}"), self._encoded(f"a{end}{first}")
+        ids = both[len(before) :] if both[: len(before)] == before else self._encoded(first)
+        return [*ids, *(token for piece in rest for token in self._encoded(piece))]
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

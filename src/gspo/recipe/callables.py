@@ -11,8 +11,6 @@ from typing import Any
 
 from gspo.errors import UserError, did_you_mean, files_beside, listed
 
-RESET, GET_REWARD, CLOSE = "(reset)", "(get_reward)", "(close)"  # calls of an environment that no policy can name
-
 _BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
 
 _importing: list[Path] = []  # files under way: their top-level code runs now

@@ -26,7 +26,7 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
 
 def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
-    rewards, actor, has_turns = recipe.reward, recipe.actor, rollout.tools or rollout.environment is not None
+    rewards, actor = recipe.reward, recipe.actor
     return {
         """give exactly one of model.path (weights) and model.architecture (a new model)
         """: (model.path is None) == (model.architecture is None),
@@ -61,7 +61,7 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
         """rollout.segment_separator with rollout.tools or environment: a response of several turns is not cut into
         segments; leave one out
-        """: has_turns and rollout.segment_separator is not None,
+        """: rollout.has_turns and rollout.segment_separator is not None,
         """give rollout.tools or rollout.environment, whose methods are its tools, not both
         """: rollout.tools and rollout.environment is not None,
         """reward: environment is what rollout.environment gives in the end; name a class there
@@ -121,8 +121,7 @@ def _refused_phases(recipe: RecipeKeys) -> dict[str, object]:
         """phases set actor.clip_low or clip_high, and actor.clip_fraction sets them anew in each step; leave one out
         """: sets_range and recipe.actor.clip_fraction is not None,
         **{
-            f"""phases.{index} changes nothing: set rollout.max_new_tokens, rollout.temperature, actor.clip_low,
-            actor.clip_high or actor.optimizer.lr in it
+            f"""phases.{index} changes nothing: give it a key beside from_step
             """: not phase.changed
             for index, phase in enumerate(recipe.phases)
         },
@@ -246,7 +245,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         **{
-            (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.tools or rollout.environment
+            (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.has_turns
             for name in ("max_turns", "tool_seconds", "tool_characters")
         },
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",

@@ -305,6 +305,11 @@ class RolloutConfig(Section):
         return {name: own for name, own in value.items() if name != "embedded"}
 
     @property
+    def has_turns(self) -> bool:
+        """Tell whether a response may have several turns."""
+        return bool(self.tools) or self.environment is not None
+
+    @property
     def is_in_trainer(self) -> bool:
         """Tell whether the trainer's own process samples, with the weights that it trains."""
         return self.engine == "embedded" and self.at_publish == "none"

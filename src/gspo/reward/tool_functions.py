@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from gspo.recipe.callables import CLOSE, RESET, load_callable
+from gspo.recipe.callables import load_callable
 from gspo.reward.calls import is_async
 from gspo.reward.reply import ToolResult
 
@@ -100,21 +100,21 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_environment(kind: type) -> Callable[..., Any]:
-    """A function that makes the calls of all instances of a class: RESET makes the one of a session, CLOSE ends it.
+    """A function that makes the calls of all instances of a class: `reset` makes the one of a session, None ends it.
 
     Methods that are not async run in threads, so that no response waits for another's.
     """
     instances, methods = dict[str, Any](), tool_methods(kind)
 
-    async def call(session: str, method: str, arguments: Mapping[str, Any]) -> list[ToolResult]:
-        if method == CLOSE:
+    async def call(session: str, method: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
+        if method is None:
             instances.pop(session, None)
             return [ToolResult("")]
-        if method == RESET:
+        if method == "reset":
             instances[session] = await asyncio.to_thread(kind)
         if session not in instances:
             return [ToolResult(LOST)]
-        function = getattr(instances[session], method.strip("()"))
+        function = getattr(instances[session], method)
         try:
             checked = validate_call(function) if method in methods else function
             made = checked(**arguments) if is_async(function) else asyncio.to_thread(checked, **arguments)
@@ -123,7 +123,7 @@ def _as_environment(kind: type) -> Callable[..., Any]:
             if method not in methods:
                 raise
             return [_error(error)]
-        return [ToolResult("") if method == RESET and value is None else _result(value)]
+        return [ToolResult("") if method == "reset" and value is None else _result(value)]
 
     return call
 

@@ -1,6 +1,7 @@
 """Tools: functions that the policy calls within a response; they run in processes of their own, as rewards do."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -8,12 +9,12 @@ from transformers.utils import get_json_schema
 
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
-from gspo.recipe.callables import CLOSE, GET_REWARD, RESET
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import RewardFunction, is_async, parameters_of
+from gspo.reward.functions import close_functions
 from gspo.reward.processes import Processes
 from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, find_tool, tool_methods
-from gspo.rollout.conversation import Result, Tool, Tools
+from gspo.rollout.tools import Environment, Result, Tool, Tools
 from gspo.types import Failure
 
 _FORM = """write it as:
@@ -26,63 +27,66 @@ _FORM = """write it as:
         …"""
 
 
-def load_tools(settings: RolloutConfig, *, output: int = 2) -> tuple[Tool, ...]:
-    """Load the recipe's tools, each with its processes; UserError for one that says too little of itself."""
-    tools: dict[str, Tool] = {}
+def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, *, output: int = 2) -> Tools:
+    """Load the recipe's tools or its environment, with their processes; UserError for what says too little of itself.
+
+    What processes print goes to the file descriptor `output`.
+    """
+    environment = None
     if settings.environment is not None:
-        return _environment(settings.environment, settings, output)
-    for name in settings.tools:
-        tool = _tool(name, settings, output)
-        if tool.name in tools:
-            raise UserError(f"two tools are named {tool.name}", where="rollout.tools", fix="rename one of them")
-        tools[tool.name] = tool
-    return tuple(tools.values())
+        environment, tools, functions = _environment(settings.environment, settings, output)
+    else:
+        functions = [_function(name, settings, output) for name in settings.tools]
+        tools = [_tool(name, own, settings) for name, own in zip(settings.tools, functions, strict=True)]
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two tools are named {twice}", where="rollout.tools", fix="rename one of them")
+    return Tools(
+        by_name={tool.name: tool for tool in tools},
+        bridge=Bridge(tokenizer, queries, [tool.schema for tool in tools]),
+        functions=[function.call for function in functions],
+        close=partial(close_functions, functions),
+        environment=environment,
+    )
 
 
-def made_tools(tools: Sequence[Tool], tokenizer: Any, queries: QueriesConfig) -> Tools | None:
-    """The tools with the way in which their results are written; None where there are none."""
-    return Tools(by_name={tool.name: tool for tool in tools}, bridge=Bridge(tokenizer, queries)) if tools else None
-
-
-def _tool(name: str, settings: RolloutConfig, output: int) -> Tool:
+def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
     if ":" not in name and name not in BUILT_IN:
         fix = f"built in: {', '.join(BUILT_IN)}; one of your own is module:function or file.py:function"
         raise UserError(f"no built-in tool {name!r}", where="rollout.tools", fix=fix)
     call = find_tool(name)
-    schema = _schema(call, name)
-    host = Processes(name, is_async=is_async(call), is_tool=True, output=output)
-    label = schema["function"]["name"]
-    function = RewardFunction(name=label, call=call, time_limit_seconds=settings.tool_seconds, host=host)
+    is_class = isinstance(call, type)
+    host = Processes(name, is_async=is_class or is_async(call), is_tool=True, output=output)
+    return RewardFunction(name=call.__name__, call=call, time_limit_seconds=settings.tool_seconds, host=host)
 
+
+def _tool(name: str, function: RewardFunction, settings: RolloutConfig) -> Tool:
     async def make(session: str, arguments: Mapping[str, Any]) -> Result:
         return await _made(function, arguments, settings)
 
-    return Tool(name=label, schema=schema, call=make, function=call, close=host.close)
+    return Tool(name=function.name, schema=_schema(function.call, name), call=make)
 
 
-def _environment(name: str, settings: RolloutConfig, output: int) -> tuple[Tool, ...]:
-    """The methods of an environment as tools, and what begins and ends a response in it."""
+def _environment(
+    name: str, settings: RolloutConfig, output: int
+) -> tuple[Environment, list[Tool], list[RewardFunction]]:
+    """The environment, its methods as tools, and what makes the calls of both."""
     kind = find_tool(name)
     if not isinstance(kind, type) or not hasattr(kind, "reset"):
         fix = "name a class with a method reset(self, **row)"
         raise UserError(f"{name} is no environment", where="rollout.environment", fix=fix)
-    host = Processes(name, is_async=True, is_tool=True, output=output)
-    function = RewardFunction(name=kind.__name__, call=kind, time_limit_seconds=settings.tool_seconds, host=host)
+    schemas = {own: _schema(MethodType(call, object()), f"{name}.{own}") for own, call in tool_methods(kind).items()}
+    function = _function(name, settings, output)
 
-    def caller(method: str) -> Callable[[str, Mapping[str, Any]], Awaitable[Result]]:
-        async def make(session: str, arguments: Mapping[str, Any]) -> Result:
-            call = {"session": session, "method": method, "arguments": dict(arguments)}
-            return await _made(function, call, settings)
+    async def ask(session: str, method: str | None, arguments: Mapping[str, Any]) -> Result:
+        call = {"session": session, "method": method, "arguments": dict(arguments)}
+        return await _made(function, call, settings)
 
-        return make
+    async def call(method: str, session: str, arguments: Mapping[str, Any]) -> Result:
+        return await ask(session, method, arguments)
 
-    methods = {own: _schema(MethodType(call, object()), f"{name}.{own}") for own, call in tool_methods(kind).items()}
-    own_reward = {GET_REWARD: dict[str, Any]()} if hasattr(kind, "get_reward") else {}
-    schemas: Mapping[str, Mapping[str, Any]] = {RESET: {}, CLOSE: {}, **own_reward, **methods}
-    return tuple(
-        Tool(name=own, schema=schema, call=caller(own), function=kind, close=host.close)
-        for own, schema in schemas.items()
-    )
+    tools = [Tool(name=own, schema=schema, call=partial(call, own)) for own, schema in schemas.items()]
+    return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), tools, [function]
 
 
 async def _made(function: RewardFunction, arguments: Mapping[str, Any], settings: RolloutConfig) -> Result:

@@ -1,118 +1,23 @@
 """Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
 
-import json
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gspo.errors import UserError
-from gspo.loop import all_of
 from gspo.model.policy import Policy
-from gspo.queries.bridge import Bridge
-from gspo.recipe.callables import CLOSE, GET_REWARD, RESET
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.segments import text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
+from gspo.rollout.tools import Tools
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
-_MAX_LEVELS = 100  # of nesting, in the arguments of a call
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a tool has returned.
-
-    Example: Result(text="56088")
-    """
-
-    text: str
-    is_error: bool = False  # which the policy may mend
-    failure: Failure | None = None  # of what is not the policy's fault: there is no answer
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tool:
-    """A function that the policy may call.
-
-    Example: await Tool(name="calculator", schema={…}, …).call("7", {"expression": "3 * 4"}) == Result(text="12")
-    """
-
-    name: str
-    schema: Mapping[str, Any]  # as chat templates take it; empty for what the policy may not call
-    call: Callable[[str, Mapping[str, Any]], Awaitable[Result]]  # of a session, which an environment keeps a state for
-    function: Callable[..., Any]
-    close: Callable[[], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """The tools of a run, and how their results are written.
-
-    Example: Tools(by_name={"calculator": calculator}, bridge=bridge)
-    """
-
-    by_name: Mapping[str, Tool]
-    bridge: Bridge
-
-    @property
-    def shown(self) -> list[str]:
-        """The names of those that the policy may call."""
-        return [name for name, tool in self.by_name.items() if tool.schema]
-
-    async def begin(self, session: str, query: Query) -> str | None:
-        """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""
-        if RESET not in self.by_name:
-            return None
-        result = await self.by_name[RESET].call(session, {"prompt": query.prompt, **query.columns})
-        if problem := result.failure.message if result.failure else result.text if result.is_error else "":
-            raise UserError(f"reset: {problem}", where=f"rollout.environment, row {query.id}", fix="correct the class")
-        return result.text
-
-    async def end(self, session: str) -> tuple[float | None, Failure | None]:
-        """End a response in the environment: its reward, or why there is none."""
-        reward: float | None = None
-        failure: Failure | None = None
-        if GET_REWARD in self.by_name:
-            result = await self.by_name[GET_REWARD].call(session, {})
-            try:
-                given = json.loads(result.text or "null")
-                reward = None if given is None else float(given)
-            except (ValueError, TypeError):
-                failure = Failure(kind="invalid", message=f"get_reward returns no number: {result.text[:80]}")
-            failure = result.failure or failure
-        if CLOSE in self.by_name:
-            await self.by_name[CLOSE].call(session, {})
-        return reward, failure
-
-    async def answers(self, session: str, calls: Sequence[str]) -> list[Result]:
-        """Make the calls of a turn: in an environment one after the other, for they may change it, else all at once."""
-        if RESET in self.by_name:
-            return [await self.answer(session, call) for call in calls]
-        return await all_of([self.answer(session, call) for call in calls])
-
-    async def answer(self, session: str, call: str) -> Result:
-        """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
-        try:
-            said = json.loads(call)
-            name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            if not isinstance(arguments, dict):
-                raise TypeError
-            _check_depth(arguments)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            form = '{"name": "…", "arguments": {…}}'
-            return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
-        if not isinstance(name, str) or name not in self.shown:
-            known = ", ".join(self.shown)
-            return Result(text=f"error: there is no tool {str(name)[:80]!r}; there are: {known}", is_error=True)
-        return await self.by_name[name].call(session, arguments)
 
 
 @dataclass(kw_only=True)
@@ -211,19 +116,6 @@ class Conversation:
             turns=tuple(written.turns),
             failure=written.failure,
         )
-
-
-def _check_depth(arguments: Any) -> None:
-    """Raise RecursionError for what could not be handed to a process, wherever that is done."""
-    level, count = [arguments], 0
-    while level := [inner for each in level for inner in _inside(each)]:
-        count += 1
-        if count > _MAX_LEVELS:
-            raise RecursionError
-
-
-def _inside(value: Any) -> Sequence[Any]:
-    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -15,10 +15,11 @@ from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.conversation import Conversation, Tools
+from gspo.rollout.conversation import Conversation
 from gspo.rollout.keys import SamplingKey, key_of_turn
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.single_turn import SingleTurn
+from gspo.rollout.tools import Tools
 from gspo.types import Group, Query, Sample, ShowProgress
 
 Rollout = SingleTurn | Conversation
@@ -115,6 +116,7 @@ class Sampler:
         generate = partial(self._generate, sampling, in_step)
 
         async def sample(key: int) -> Sample:
+            self._num_under_way += in_step  # not before: one that is cancelled before it begins is waited for by none
             try:
                 made = await rollout(query, partial(generate, group, key, settings.max_new_tokens))
             finally:
@@ -124,7 +126,6 @@ class Sampler:
                 ended.num += 1
             return made
 
-        self._num_under_way += in_step * len(keys)
         return Group(samples=tuple(await all_of([sample(key) for key in keys])))
 
     async def _generate(
@@ -165,10 +166,12 @@ class Sampler:
 
     def _submit_soon(self, in_step: bool) -> None:
         """Submit what waits, or if it is in step, once all responses under way wait."""
-        if self._waiting and (not in_step or len(self._waiting) == self._num_under_way):
-            asyncio.get_running_loop().call_soon(self._submit)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._submit, in_step)
 
-    def _submit(self) -> None:
+    def _submit(self, in_step: bool) -> None:
+        if in_step and len(self._waiting) < self._num_under_way:
+            return
         waiting, self._waiting = sorted(self._waiting, key=lambda each: each.order), []
         waiting = [each for each in waiting if not each.promise.done()]  # some may have been given up
         try:

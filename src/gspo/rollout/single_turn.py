@@ -1,7 +1,8 @@
 """From a query to one finished sample: a prompt, and what the policy adds to it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 
@@ -12,10 +13,23 @@ from gspo.rollout.segments import text_and_segments
 from gspo.rollout.stop_strings import StopStrings, WatchedResponse
 from gspo.types import Experts, Query, Sample
 
-# What the policy adds to token ids. The second argument, where there is one, is called with each of its tokens in turn:
-# whether they complete a text that ends it. By keyword, in a response of several turns: `turn`, from 0, and
-# `max_new_tokens`.
-Generate = Callable[..., Awaitable[Completion]]
+
+class Generate(Protocol):
+    """Have the policy continue token ids."""
+
+    async def __call__(
+        self,
+        ids: Sequence[int],
+        is_complete: Callable[[int], bool] | None,
+        *,
+        turn: int = 0,
+        max_new_tokens: int | None = None,
+    ) -> Completion:
+        """Return what it adds; `is_complete`, called with each token, tells whether a text that ends it is complete.
+
+        In a response of several turns, `turn` counts from 0, and `max_new_tokens` is what is left of them.
+        """
+        ...
 
 
 class SingleTurn:

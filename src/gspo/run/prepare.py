@@ -1,7 +1,7 @@
 """Everything a run or an evaluation needs, loaded and checked before the first token is sampled."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,20 @@ from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, query_notes, render_rows
-from gspo.recipe.callables import RESET
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.log import TrainerState
-from gspo.reward.tools import load_tools, made_tools
-from gspo.rollout.conversation import Tool, Tools
 from gspo.rollout.shaping import sampling_notes
+from gspo.rollout.tools import Tools
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.types import Query, Score
+from gspo.run.tools import fit_tools, open_set, with_open_ends
+from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
 Functions = Given | Sequence[Given]
@@ -104,33 +103,26 @@ def load_inputs(
     function's process prints goes to the file descriptor `output`.
     """
     hooks = load_hooks(recipe.hooks, given.on_step)
-    tools = load_tools(recipe.rollout, output=output)
     functions: tuple[RewardFunction, ...] = ()
     if trains:
         recipe, functions = load_rewards(recipe, given.reward, output=output)
     say("reading what to evaluate on")
     set_rows: Sequence[SetRows] = read_sets(recipe, given.evaluation)
-    longest_recipe = recipe.at_longest
     rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
     functions = fit_to_rows(functions, [*rows.train, *rows.held_out])
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
-    if tools:
-        check_renderings(recipe, rows, set_rows)
-        longest_recipe, set_rows = with_schemas(longest_recipe, set_rows, tools, tokenizer)
+    longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, tokenizer, output=output)
     length_key, max_positions = recipe.length_key, model.max_positions
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
-    made = made_tools(tools, tokenizer, longest_recipe.queries)
-    queries = with_open_end(queries, made)
+    queries = QuerySet(train=with_open_ends(queries.train, tools), held_out=with_open_ends(queries.held_out, tools))
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
-    if recipe.rollout.environment is not None and len(sets) > bool(queries.held_out):
-        fix = "leave out evaluation.suites and rows from Python, or the environment"
-        raise UserError("suites have no environment to be answered in", where="evaluation.suites", fix=fix)
+    sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
     longest = longest_sequence(longest_recipe, queries, sets)
     check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
@@ -144,10 +136,7 @@ def load_inputs(
     for asked_of, judges in [([*queries.train, *queries.held_out], functions), *judged]:
         notes += own_answer_notes(asked_of, judges, tokenizer, segment_separator=separator)
     if trains:
-        notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)]
-        for index, phase in enumerate(recipe.phases):
-            said = ineffective_settings(recipe.at(phase.from_step))
-            notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
+        notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *_setting_notes(recipe)]
     return Inputs(
         functions=functions,
         hooks=hooks,
@@ -158,60 +147,20 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=queries,
         rendering=longest_recipe.queries,
-        tools=made,
+        tools=tools,
         evaluation_sets=sets,
         probed=probed,
         notes=notes,
     )
 
 
-def check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> None:
-    """Raise UserError where prompts are not all rendered as results of tools are: by the recipe's queries."""
-    own = {"chat", "chat_template_kwargs"}
-    settings = recipe.queries.model_dump(include=own)
-    for row in (*rows.train, *rows.held_out):
-        if row.columns.get("chat_template_kwargs"):
-            fix = "leave the column out, and write queries.chat_template_kwargs"
-            raise UserError("with tools, a row has no variables of its own", where=f"row {row.id}", fix=fix)
-    for suite in (each.suite for each in sets if each.suite is not None):
-        if suite.queries.model_dump(include=own) != settings:
-            what = f"with tools, suite {suite.name} needs the recipe's queries.chat and chat_template_kwargs"
-            raise UserError(
-                what, where="evaluation.suites", fix="write them alike, or leave out the suite or the tools"
-            )
-
-
-def with_schemas(
-    recipe: Recipe, sets: Sequence[SetRows], tools: Sequence[Tool], tokenizer: Any
-) -> tuple[Recipe, Sequence[SetRows]]:
-    """Return recipe and sets whose chat templates get the tools' schemas, where there is a template."""
-
-    def shown(queries: QueriesConfig) -> QueriesConfig:
-        if not getattr(tokenizer, "chat_template", None) or queries.chat is False:
-            return queries
-        variables = {**queries.chat_template_kwargs, "tools": [tool.schema for tool in tools if tool.schema]}
-        return queries.model_copy(update={"chat_template_kwargs": variables})
-
-    changed = [
-        replace(each, suite=suite and suite.model_copy(update={"queries": shown(suite.queries)}))
-        for each in sets
-        for suite in (each.suite,)
-    ]
-    return recipe.model_copy(update={"queries": shown(recipe.queries)}), changed
-
-
-def with_open_end(queries: QuerySet, tools: Tools | None) -> QuerySet:
-    """Return the queries of an environment, whose prompts end within the last message: it may say more in it."""
-    if tools is None or RESET not in tools.by_name or not (end := tuple(tools.bridge.opened)):
-        return queries
-
-    def opened(query: Query) -> Query:
-        if query.prompt_ids[-len(end) :] != end:
-            what = "what the chat template writes behind the last message is encoded in another way there"
-            raise UserError(what, where=f"rollout.environment, row {query.id}", fix="end prompts with a mark or a line")
-        return replace(query, prompt_ids=query.prompt_ids[: -len(end)])
-
-    return QuerySet(train=tuple(map(opened, queries.train)), held_out=tuple(map(opened, queries.held_out)))
+def _setting_notes(recipe: Recipe) -> list[str]:
+    """Return what is odd about settings, and what becomes odd in a phase."""
+    notes = ineffective_settings(recipe)
+    for index, phase in enumerate(recipe.phases):
+        said = ineffective_settings(recipe.at(phase.from_step))
+        notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
+    return notes
 
 
 def _read_rows(
@@ -283,5 +232,5 @@ def _fitting_texts(
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
         yield completion
-    if recipe.rollout.tools:
+    if recipe.rollout.has_turns:
         yield PLAIN

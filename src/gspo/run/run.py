@@ -215,8 +215,8 @@ def open_run(
             parts = prepare(recipe, trainer, given, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
-        for tool in parts.tools.by_name.values() if parts.tools else ():
-            stack.callback(tool.close)
+        if parts.tools is not None:
+            stack.callback(parts.tools.close)
         # Now that all is loaded, and before an engine writes there.
         if overwrite:
             move_old_run(recipe, display.note)

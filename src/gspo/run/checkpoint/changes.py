@@ -13,7 +13,7 @@ import torch
 
 from gspo.learner.trainer import Trainer
 from gspo.reward.calls import RewardFunction
-from gspo.rollout.conversation import Tools
+from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import digest
 from gspo.run.hooks import Hook
 
@@ -93,10 +93,7 @@ def environment(
         **engine,
         **{f"code of reward {function.name}": f"{code_of(function.call)}{function.settings}" for function in functions},
         **{f"code of hook {name}": code_of(hook) for name, hook in hooks.items()},
-        **{
-            f"code of tool {tool.function.__name__}": code_of(tool.function)
-            for tool in (tools.by_name.values() if tools else ())
-        },
+        **{f"code of tool {each.__name__}": code_of(each) for each in (tools.functions if tools else ())},
     }
 
 

@@ -1,0 +1,124 @@
+"""What the policy may call within a response: tools, and an environment that keeps a state for each response."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.errors import UserError
+from gspo.loop import all_of
+from gspo.queries.bridge import Bridge
+from gspo.types import Failure, Query
+
+_MAX_LEVELS = 100  # of nesting, in the arguments of a call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The answer to a call.
+
+    Example: Result(text="56088")
+    """
+
+    text: str
+    is_error: bool = False  # which the policy may mend
+    failure: Failure | None = None  # of what is not the policy's fault: there is no answer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tool:
+    """A function, or a method of an environment, that the policy may call.
+
+    Example: await Tool(name="calculator", schema={…}, call=…).call("7", {"expression": "3 * 4"}) == Result(text="12")
+    """
+
+    name: str
+    schema: Mapping[str, Any]  # as chat templates take it
+    call: Callable[[str, Mapping[str, Any]], Awaitable[Result]]  # of a session: the name of a response's state
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Environment:
+    """A class of which each response has an instance, known by its session.
+
+    Example: await Environment(ask=…, has_reward=True).ask("7", "reset", {"number": 12})
+    """
+
+    ask: Callable[[str, str | None, Mapping[str, Any]], Awaitable[Result]]  # a method; None ends the session
+    has_reward: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """The tools of a run, and how their results are written.
+
+    Example: Tools(by_name={"calculator": calculator}, bridge=bridge, functions=(calculate,), close=host.close)
+    """
+
+    by_name: Mapping[str, Tool]
+    bridge: Bridge
+    functions: Sequence[Callable[..., Any]]  # what the recipe names
+    close: Callable[[], None]  # ends their processes
+    environment: Environment | None = None
+
+    async def begin(self, session: str, query: Query) -> str | None:
+        """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""
+        if self.environment is None:
+            return None
+        result = await self.environment.ask(session, "reset", {"prompt": query.prompt, **query.columns})
+        if problem := result.failure.message if result.failure else result.text if result.is_error else "":
+            raise UserError(f"reset: {problem}", where=f"rollout.environment, row {query.id}", fix="correct the class")
+        return result.text
+
+    async def end(self, session: str) -> tuple[float | None, Failure | None]:
+        """End a response in the environment: its reward, or why there is none."""
+        reward: float | None = None
+        failure: Failure | None = None
+        if self.environment is None:
+            return reward, failure
+        if self.environment.has_reward:
+            result = await self.environment.ask(session, "get_reward", {})
+            try:
+                given = json.loads(result.text or "null")
+                reward = None if given is None else float(given)
+            except (ValueError, TypeError):
+                failure = Failure(kind="invalid", message=f"get_reward returns no number: {result.text[:80]}")
+            failure = result.failure or failure
+        await self.environment.ask(session, None, {})
+        return reward, failure
+
+    async def answers(self, session: str, calls: Sequence[str]) -> list[Result]:
+        """Make the calls of a turn: in an environment one after the other, for they may change it, else all at once."""
+        if self.environment is not None:
+            return [await self.answer(session, call) for call in calls]
+        return await all_of([self.answer(session, call) for call in calls])
+
+    async def answer(self, session: str, call: str) -> Result:
+        """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
+        try:
+            said = json.loads(call)
+            name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if not isinstance(arguments, dict):
+                raise TypeError
+            _check_depth(arguments)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            form = '{"name": "…", "arguments": {…}}'
+            return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
+        if not isinstance(name, str) or name not in self.by_name:
+            known = ", ".join(self.by_name)
+            return Result(text=f"error: there is no tool {str(name)[:80]!r}; there are: {known}", is_error=True)
+        return await self.by_name[name].call(session, arguments)
+
+
+def _check_depth(arguments: Any) -> None:
+    """Raise RecursionError for what could not be handed to a process, wherever that is done."""
+    level, count = [arguments], 0
+    while level := [inner for each in level for inner in _inside(each)]:
+        count += 1
+        if count > _MAX_LEVELS:
+            raise RecursionError
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()

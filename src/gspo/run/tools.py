@@ -1,0 +1,59 @@
+"""The prompts of a run with tools: rendered with their schemas and, for an environment, open at their end."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gspo.errors import UserError
+from gspo.evaluation.held_out import EvaluationSet
+from gspo.evaluation.sets import SetRows
+from gspo.queries.source import RowSet
+from gspo.recipe.schema import Recipe
+from gspo.reward.tools import load_tools
+from gspo.rollout.tools import Tools
+from gspo.types import Query
+
+
+def fit_tools(
+    recipe: Recipe, rows: RowSet, sets: Sequence[SetRows], tokenizer: Any, *, output: int = 2
+) -> tuple[Recipe, Sequence[SetRows], Tools | None]:
+    """The recipe and the sets to evaluate on with what shows the model the recipe's tools, and the tools, if any."""
+    if not recipe.rollout.has_turns:
+        return recipe, sets, None
+    _check_renderings(recipe, rows, sets)
+    tools = load_tools(recipe.rollout, tokenizer, recipe.queries, output=output)
+    shown, changed = tools.bridge.shown, list[SetRows]()
+    for each in sets:
+        suite = each.suite and each.suite.model_copy(update={"queries": shown(each.suite.queries)})
+        changed.append(replace(each, suite=suite))
+    return recipe.model_copy(update={"queries": shown(recipe.queries)}), changed, tools
+
+
+def _check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> None:
+    """Raise UserError where prompts are not all rendered as results of tools are: by the recipe's queries."""
+    own = {"chat", "chat_template_kwargs"}
+    settings = recipe.queries.model_dump(include=own)
+    for row in (*rows.train, *rows.held_out):
+        if row.columns.get("chat_template_kwargs"):
+            fix = "leave the column out, and write queries.chat_template_kwargs"
+            raise UserError("with tools, a row has no variables of its own", where=f"row {row.id}", fix=fix)
+    for suite in (each.suite for each in sets if each.suite is not None):
+        if suite.queries.model_dump(include=own) != settings:
+            what = f"with tools, suite {suite.name} needs the recipe's queries.chat and chat_template_kwargs"
+            raise UserError(what, where="evaluation.suites", fix="write them alike, or leave out suite or tools")
+
+
+def with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query, ...]:
+    """The queries of an environment, whose prompts end within the last message: it may say more in it."""
+    if tools is None or tools.environment is None or not (end := tuple(tools.bridge.opened)):
+        return tuple(queries)
+    for query in queries:
+        if query.prompt_ids[-len(end) :] != end:
+            what = "what the chat template writes behind the last message is encoded in another way there"
+            raise UserError(what, where=f"rollout.environment, row {query.id}", fix="end prompts with a mark or a line")
+    return tuple(replace(query, prompt_ids=query.prompt_ids[: -len(end)]) for query in queries)
+
+
+def open_set(eval_set: EvaluationSet, tools: Tools | None) -> EvaluationSet:
+    """The set with queries of `with_open_ends`."""
+    return replace(eval_set, queries=with_open_ends(eval_set.queries, tools))
