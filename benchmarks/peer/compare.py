@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.machine import load
 from benchmarks.peer.workloads import MINI_BATCHES, WORKLOADS, Workload, write_model
-from gspo.errors import OPENMP
+from gspo.openmp import OPENMP
 
 ROOT = Path(__file__).parents[2]
 _ON_CPU = [

@@ -6,12 +6,11 @@ recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
 outcome = gspo.train(recipe, queries=rows, reward=function)
 """
 
-import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gspo.errors import OPENMP
+from gspo.openmp import set_wait_policy
 
 if TYPE_CHECKING:
     from gspo.errors import RunError, UserError
@@ -44,8 +43,7 @@ _MODULES = {
 }
 
 
-if "OMP_WAIT_POLICY" not in os.environ:  # before torch is imported, which reads them
-    os.environ.update(OPENMP)
+set_wait_policy()
 
 
 class _Package(ModuleType):

@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -34,11 +33,6 @@ class UserError(Exception):
         self.what = _bounded(what, MAX_BYTES - len(f"{place}{advice}".encode()))
         super().__init__(f"{place}{self.what}{advice}")
 
-
-# The embedded engine decodes in a thread, which has a team of OpenMP threads of its own. GNU's OpenMP then counts more
-# threads than cores, and lets them sleep after 100 looks for work: small products take three times as long. With
-# `active` it looks 1000 times, which is enough; the spin count is what it has where there are not too many.
-OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"} if sys.platform == "linux" else {}
 
 FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a reward function fails
 

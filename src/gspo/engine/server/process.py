@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gspo.engine.server.in_server import gspo_supervise
-from gspo.errors import OPENMP, RunError
+from gspo.errors import RunError
 from gspo.model.linear import LIMITS
+from gspo.openmp import OPENMP
 
 _NUM_LINES = 4  # of each kind, in a message
 _LINE = 400  # characters
