@@ -1,8 +1,10 @@
 """On a GPU: decoding, update and a whole step of a 0.5B-parameter Qwen3 in bf16, against `generate`, limits and TRL.
 
-    python -m benchmarks.gpu                                          # decode and update; about 5 minutes
+    python -m benchmarks.gpu                                          # decode and update; about 2 minutes
     python -m benchmarks.gpu --trl-python .venv-trl/bin/python        # and whole steps against TRL (without vLLM)
     python -m benchmarks.gpu --quick                                  # a toy on whatever device there is: does it work?
+
+Each measurement is printed when it is there, so a run that is broken off has those before it.
 
 Goals: decode at least 8 times `generate`'s tokens/s, update at least 40 % of the measured bf16 matrix peak, a whole
 step at least 3 times as fast as TRL's.
@@ -16,6 +18,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
 from benchmarks.cost import Shape, decode_bytes, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth, synchronize
@@ -34,6 +38,7 @@ from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
 from gspo.types import Group, Query
 
+_say = partial(print, flush=True)  # one that is stopped has said what it has measured
 HALF_BILLION: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 1024,
@@ -63,7 +68,8 @@ class Work:
 
     prompts: int
     prompt_tokens: int
-    new_tokens: int
+    new_tokens: int  # that are decoded, by `generate` at 85 ms each
+    trained_tokens: int  # of a response in the update
     group_size: int = 8
 
 
@@ -71,32 +77,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the measurements, one a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--trl-python", help="an interpreter that has TRL: compares whole steps, too")
     options = parser.parse_args(arguments)
     if options.trl_python and options.quick:
         parser.error("--trl-python compares whole steps on a GPU: not with --quick")
     work = (
-        Work(prompts=2, prompt_tokens=16, new_tokens=16)
+        Work(prompts=2, prompt_tokens=16, new_tokens=16, trained_tokens=16)
         if options.quick
-        else Work(prompts=8, prompt_tokens=256, new_tokens=1024)
+        else Work(prompts=8, prompt_tokens=256, new_tokens=128, trained_tokens=1024)
     )
     policy = _policy(TOY if options.quick else HALF_BILLION)
     dtype = next(policy.model.parameters()).dtype
     peak, bandwidth = matmul_peak(policy.device, dtype), memory_bandwidth(policy.device)
     name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
-    print(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
+    _say(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
     # Otherwise the figures below are those of the fallbacks.
-    print(f"packed: {policy.supports_packing}, {dict(EmbeddedEngine(policy).describe())}")
-    print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
+    _say(f"packed: {policy.supports_packing}, {dict(EmbeddedEngine(policy).describe())}")
+    _say(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
     _logits(policy, options.repeats)
     groups = _decode(policy, work, options.repeats, bandwidth)
     _agreement(policy, work, groups)
-    _update(policy, work, groups, options.repeats, peak)
+    _update(policy, work, options.repeats, peak)
     if options.trl_python:
         del policy, groups  # what they hold of the GPU is the sides'
         torch.cuda.empty_cache()
-        compare.main(["--trl-python", options.trl_python, "--workloads", "half a billion", "--turns", "3"])
+        compare.main(["--trl-python", options.trl_python, "--workloads", "half a billion"])
 
 
 def _policy(architecture: dict[str, Any]) -> Policy:
@@ -117,7 +123,7 @@ def _logits(policy: Policy, repeats: int) -> None:
             partial(Head(weight=weight).logits, hidden),
             partial(torch.nn.functional.linear, hidden, weight),
         )
-        print(f"float32 logits of {rows} bfloat16 rows: {exact / rounded:.2f} times the seconds of rounded ones")
+        _say(f"float32 logits of {rows} bfloat16 rows: {exact / rounded:.2f} times the seconds of rounded ones")
 
 
 def _prompts(work: Work) -> list[list[int]]:
@@ -152,10 +158,9 @@ def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[
     lengths = [[work.new_tokens] * work.group_size] * work.prompts
     shape, width = Shape.of(policy.model.config), repeated.new_empty(0, dtype=policy.head.weight.dtype).element_size()
     least = decode_bytes(shape, [work.prompt_tokens] * work.prompts, lengths, width=width) / bandwidth
-    print(
-        f"decode: {tokens / ours:,.0f} tokens/s, generate {tokens / theirs:,.0f}, {theirs / ours:.2f} times (goal 8);"
-    )
-    print(f"        {least / ours:.0%} of what memory bandwidth allows")
+    _say(f"decode: {tokens / ours:,.0f} tokens/s, generate {tokens / theirs:,.0f}, {theirs / ours:.2f} times (goal 8);")
+    _say(f"        {least / ours:.0%} of what memory bandwidth allows")
+    _say(f"        {1e3 * ours / work.new_tokens:.1f} ms a token; {_busy(policy.device, engine, work.new_tokens)}")
     return groups
 
 
@@ -165,16 +170,30 @@ def _agreement(policy: Policy, work: Work, groups: list[Group]) -> None:
     with torch.no_grad():
         logprobs = response_likelihood(policy, sequences).logprobs.cpu()
     gap = (logprobs - torch.cat([rollout.sampler_logprobs for rollout in groups[0].samples])).abs()
-    print(f"engine against policy, log-likelihood of a token: mean gap {gap.mean():.1e}, largest {gap.max():.1e}")
+    _say(f"engine against policy, log-likelihood of a token: mean gap {gap.mean():.1e}, largest {gap.max():.1e}")
 
 
-def _update(policy: Policy, work: Work, groups: list[Group], repeats: int, peak: float) -> None:
+def _busy(device: torch.device, call: Callable[[], object], steps: int) -> str:
+    """How many kernels (on a CPU: operators) a step has, and how long they take: the rest of its time are launches."""
+    with profile() as profiled:
+        call()
+        synchronize(device)
+    kind, measure = DeviceType.CPU, "self_cpu_time_total"
+    if device.type == "cuda":
+        kind, measure = DeviceType.CUDA, "self_device_time_total"
+    events = [event for event in profiled.key_averages() if event.device_type == kind]
+    number, microseconds = sum(event.count for event in events), sum(getattr(event, measure) for event in events)
+    return f"{number / steps:,.0f} kernels a token, {microseconds / steps / 1e3:.2f} ms together"
+
+
+def _update(policy: Policy, work: Work, repeats: int, peak: float) -> None:
     """One mini-batch of all groups: forward, backward, optimiser step."""
     optimizer, actor = Optimizer(policy.model, OptimizerConfig(), total_steps=1), ActorConfig()
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
     samples = [
-        sample_of(sequence.prompt_ids, sequence.response_ids, advantage=(-1.0) ** index)
-        for index, sequence in enumerate(_sequences(work, groups))
+        sample_of(prompt, torch.randint(1, 10, (work.trained_tokens,)), advantage=(-1.0) ** index)
+        for prompt in _prompts(work)
+        for index in range(work.group_size)
     ]
 
     def step() -> None:
@@ -182,10 +201,10 @@ def _update(policy: Policy, work: Work, groups: list[Group], repeats: int, peak:
         optimizer.step()
 
     (duration,) = _alternating(policy.device, repeats, step)
-    lengths = [[work.new_tokens] * work.group_size] * work.prompts
+    lengths = [[work.trained_tokens] * work.group_size] * work.prompts
     flops = update_flops(Shape.of(policy.model.config), [work.prompt_tokens] * work.prompts, lengths)
-    tokens = len(samples) * work.new_tokens
-    print(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
+    tokens = len(samples) * work.trained_tokens
+    _say(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
 
 
 def _sequences(work: Work, groups: list[Group]) -> list[TokenSequence]:

@@ -9,7 +9,7 @@ import gspo
 ROOT = Path(gspo.__file__).parent
 ROOMS = "types recipe objective queries model engine rollout sandbox reward learner evaluation metrics run report"
 ORDER = [
-    *("openmp", "errors", "interrupt", "loop", "rank_environment"),
+    *("errors", "interrupt", "loop", "rank_environment"),
     *ROOMS.split(),
     "trackers",
     "train",

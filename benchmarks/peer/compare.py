@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks.machine import load
 from benchmarks.peer.workloads import MINI_BATCHES, WORKLOADS, Workload, write_model
-from gspo.openmp import OPENMP
 
 ROOT = Path(__file__).parents[2]
 _ON_CPU = [
@@ -115,9 +114,7 @@ def _run(work: Workload, folder: Path, options: argparse.Namespace) -> list[Side
 
 def _start(name: str, command: list[str], tree: Path) -> Side:
     """Start a side with the code of a tree and wait until it is ready: one loads while the others are idle."""
-    environment = {**dict(os.environ.items() - OPENMP.items()), "PYTHONPATH": str(tree / "src")}
-    if tree == ROOT and name != "TRL":
-        environment |= OPENMP  # as a command of gspo has it: its side imports torch first
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
     side = Side(name=name, process=process)

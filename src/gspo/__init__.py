@@ -10,8 +10,6 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gspo.openmp import set_wait_policy
-
 if TYPE_CHECKING:
     from gspo.errors import RunError, UserError
     from gspo.evaluate import Evaluation, evaluate
@@ -41,9 +39,6 @@ _MODULES = {
     "gspo.reward.functions": ("Reward",),
     "gspo.train": ("Outcome", "train"),
 }
-
-
-set_wait_policy()
 
 
 class _Package(ModuleType):

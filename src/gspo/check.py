@@ -19,7 +19,7 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.rollout.tools import Tools
 from gspo.run.memory import memory_lines
-from gspo.run.minutes import measured_rates, time_line
+from gspo.run.minutes import measured_rates, time_line_of_inputs
 from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, changes_of, objective, shown_tokens
@@ -63,7 +63,7 @@ def check(
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe.at_longest, inputs, num_ranks)
     rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
-    if num_ranks == 1 and (line := time_line(recipe.at_longest, inputs, rates)) is not None:
+    if num_ranks == 1 and (line := time_line_of_inputs(recipe.at_longest, inputs, rates)) is not None:
         yield f"time        {line}"
     for sentence in inputs.notes:
         yield f"note        {sentence}"

@@ -114,7 +114,8 @@ def init(
         what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
         raise UserError(what, where=where, fix=fix) from None
     texts = {recipe_file: RECIPE.format(**values), reward_file: REWARDS.format(**values)}
-    make_recipe(read_yaml(texts[recipe_file], where=str(recipe_file)), where=str(recipe_file))
+    recipe = make_recipe(read_yaml(texts[recipe_file], where=str(recipe_file)), where=str(recipe_file))
+    values["about_time"] = _about_time(recipe, values)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -122,7 +123,9 @@ def init(
     except OSError as error:
         fix = "add --out DIRECTORY, one that you may write to"
         raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
-    lines = [f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "disk", "reward")]
+    lines = [
+        f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "disk", "time", "reward")
+    ]
     lines += [f"written   {recipe_file}, {reward_file}"]
     lines += [f"first     write score in {reward_file}"] if not values["builtin"] else []
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
@@ -161,6 +164,8 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     return {
         **reward,
         **sizes,
+        "config": config,
+        "prompt_tokens": sum(lengths) / len(lengths),
         "name": _yaml(draft.name),
         "model": _yaml(model),
         "data": _yaml(data),
@@ -168,6 +173,17 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
         "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
         "about_data": f"{len(rows.train):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
     }
+
+
+def _about_time(recipe: Recipe, values: Mapping[str, Any]) -> str:
+    from gspo.model.policy import device_of, dtype_of
+    from gspo.run.minutes import measured_rates, time_line
+
+    held_out = recipe.rollout.model_copy(update={"group_size": recipe.evaluation.samples})
+    rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
+    evaluated = [(int(values["num_held_out"]), held_out)]
+    line = time_line(recipe, values["config"], rates, prompt_tokens=values["prompt_tokens"], evaluated=evaluated)
+    return line or "minutes: the model is small, and its first steps say more than a formula"
 
 
 def _yaml(text: str) -> str:

@@ -1,21 +1,28 @@
-"""What goes on beside the trainer: threads, and the event loop, where servers and reward functions are waited for."""
+"""What goes on beside the trainer: threads, and the event loop, where servers and reward functions are waited for.
+
+Who waits for the event loop computes meanwhile what only it can: see `have_waiter_do`.
+"""
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from gspo.interrupt import check_stop
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LOOK_SECONDS = 0.05  # between two looks of whoever waits
+LOOK_SECONDS = 0.05  # between two looks of whoever waits
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has no threads
 _lock = threading.Lock()
+_calls = SimpleQueue[Callable[[Callable[[], object]], object] | None]()  # of have_waiter_do; None: look again
 
 
 def in_thread(name: str, call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> Future[T]:
@@ -46,15 +53,30 @@ def start(work: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
+def have_waiter_do(call: Callable[[Callable[[], object]], object]) -> None:
+    """Have a thread that waits in `run` make a call.
+
+    Its argument is to be called often meanwhile, and raises what ends the waiting. What computes in a thread of its own
+    has OpenMP threads of its own, too. GNU's OpenMP lets them sleep where there are more of them than cores, and small
+    models are decoded at half the speed.
+    """
+    _calls.put(call)
+
+
 def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None) -> T:
     """The result of a coroutine; a signal ends it by Stopped.
 
     Meanwhile `look` is called again and again, and what it raises ends the coroutine, too.
     """
 
-    def look_about() -> None:
+    looked = -math.inf
+
+    def look_about(*, now: bool = False) -> None:
+        nonlocal looked
         check_stop()
-        look()
+        if now or monotonic() > looked + LOOK_SECONDS:
+            look()
+            looked = monotonic()
 
     tasks: list[asyncio.Task[Any]] = []
 
@@ -69,10 +91,13 @@ def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None)
 
     try:
         future = start(noted())
-        while not future.done():
+        future.add_done_callback(lambda _: _calls.put(None))
+        while not (future.done() and _calls.empty()):  # what is left there would keep an engine alive
             look_about()
-            wait([future], _LOOK_SECONDS)
-        look_about()
+            with suppress(Empty):
+                if (call := _calls.get(timeout=LOOK_SECONDS)) is not None:
+                    call(look_about)
+        look_about(now=True)
         return future.result()
     except BaseException:  # of a signal it may have come anywhere in here
         start(end()).result()

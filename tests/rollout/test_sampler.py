@@ -106,20 +106,16 @@ def test_sampling_that_is_stopped_leaves_the_engine_ready_for_the_next(
     assert policy.routing is None or policy.routing._trace is None
 
 
-def test_progress_is_shown_while_the_engine_is_at_work(new_policy: NewPolicy, queries: list[Query]) -> None:
-    calls, policy = list[int](), new_policy()
-    sampler = made(policy)
-    sampler.sample(queries, SETTINGS, KEY)  # which proves the decoding first
-    is_shown = threading.Event()
-
-    def show(*_: Any) -> None:
-        calls.append(1)
-        if len(calls) == 4:
-            is_shown.set()
-
-    policy.model.get_input_embeddings().register_forward_hook(lambda *_: is_shown.wait(60) and None)
-    sampler.sample(queries, SETTINGS, KEY, show_progress=show)
-    assert is_shown.is_set() and len(calls) >= 4
+def test_progress_is_shown_before_each_token_though_the_thread_that_waits_decodes(
+    new_policy: NewPolicy, queries: list[Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gspo.loop.LOOK_SECONDS", 0.0)
+    shown, policy, threads = list[str](), new_policy(), set[int]()
+    policy.model.get_input_embeddings().register_forward_hook(lambda *_: threads.add(threading.get_ident()))
+    made(policy).sample(queries, SETTINGS, KEY, show_progress=lambda done, total, unit: shown.append(unit))
+    numbers_of_tokens = {unit.split(", ")[1].split()[0] for unit in shown}
+    assert len(numbers_of_tokens) >= SETTINGS.max_new_tokens
+    assert threads == {threading.get_ident()}  # another would have OpenMP threads of its own: see loop.py
 
 
 @pytest.mark.parametrize("max_rows", [3, 4, 100])

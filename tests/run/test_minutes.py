@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.minutes import Rates, in_words, measured_rates, time_line
+from gspo.run.minutes import Rates, in_words, measured_rates, time_line_of_inputs
 
 SIZES = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
 SIZES |= {"num_key_value_heads": 8, "head_dim": 64, "vocab_size": 50_000, "tie_word_embeddings": True}
@@ -38,15 +38,15 @@ def test_products_of_a_step_are_counted_by_tokens_and_passes() -> None:
     sampled, prompts = 4 * 8 * 100, 4 * 20
     a_pass = 2 * PARAMETERS * (sampled + prompts) / 0.5e10
     training = a_pass * (3 + 3 / 4)  # and π_old of all mini-batches but the first
-    line = time_line(recipe_of(), inputs_of(), rates)
+    line = time_line_of_inputs(recipe_of(), inputs_of(), rates)
     assert line is not None and f"10 steps of {in_words(a_pass)} sampling and {in_words(training)} training" in line
     assert f"up to about {in_words(10 * (a_pass + training))}" in line
-    line = time_line(recipe_of(old_logprobs="engine", epochs=2), inputs_of(), rates)
+    line = time_line_of_inputs(recipe_of(old_logprobs="engine", epochs=2), inputs_of(), rates)
     assert line is not None and f"{in_words(a_pass * 6)} training" in line
 
 
 def test_decoding_reads_the_weights_for_each_token_of_each_round() -> None:
-    line = time_line(recipe_of(), inputs_of(), Rates(operations=math.inf, weights=1e9))
+    line = time_line_of_inputs(recipe_of(), inputs_of(), Rates(operations=math.inf, weights=1e9))
     assert line is not None and f"{in_words(2 * 100 * PARAMETERS / 1e9)} sampling" in line, "32 rows, 16 at a time"
 
 
@@ -54,7 +54,7 @@ def test_evaluations_are_those_before_and_after_and_in_between() -> None:
     recipe = recipe_of()
     sets = [SimpleNamespace(queries=[None] * 5, sampling=recipe.rollout.model_copy(update={"group_size": 1}))]
     recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"every": 4})})
-    line = time_line(recipe, inputs_of(sets=sets), Rates(operations=math.inf, weights=1e9))
+    line = time_line_of_inputs(recipe, inputs_of(sets=sets), Rates(operations=math.inf, weights=1e9))
     assert line is not None and f"4 evaluations of {in_words(100 * PARAMETERS / 1e9)}" in line
 
 
@@ -63,7 +63,7 @@ def test_of_a_small_model_nothing_is_said() -> None:
     small = {**SIZES, "model_type": "qwen3", "num_hidden_layers": 1}
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"architecture": small})})
     inputs.config = AutoConfig.for_model(**small)
-    assert time_line(recipe, inputs, Rates(operations=1.0, weights=1.0)) is None
+    assert time_line_of_inputs(recipe, inputs, Rates(operations=1.0, weights=1.0)) is None
 
 
 def test_the_rates_of_this_machine_are_numbers() -> None:

@@ -2,9 +2,11 @@
 
 import math
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -47,21 +49,35 @@ def _fastest(one: torch.Tensor, other: torch.Tensor) -> float:
     return min(seconds)
 
 
-def time_line(recipe: Recipe, inputs: Inputs, rates: Rates) -> str | None:
+def time_line_of_inputs(recipe: Recipe, inputs: Inputs, rates: Rates) -> str | None:
+    """What `gspo check` says of it: see time_line."""
+    prompt_tokens = fmean(len(query.prompt_ids) for query in inputs.queries.train)
+    evaluated = [(len(each.queries), each.sampling) for each in inputs.evaluation_sets]
+    return time_line(recipe, inputs.config, rates, prompt_tokens=prompt_tokens, evaluated=evaluated)
+
+
+def time_line(
+    recipe: Recipe,
+    config: Any,
+    rates: Rates,
+    *,
+    prompt_tokens: float,
+    evaluated: Sequence[tuple[int, RolloutConfig]],
+) -> str | None:
     """The longest that steps and evaluations take, in words, without reward functions; None of a small model.
 
-    What a small model takes is not its products: the first step of a run says more.
+    `evaluated` are the numbers of queries of each evaluation, and how they are sampled. What a small model takes is not
+    its products: the first step of a run says more.
     """
-    model = empty_model(recipe.model, deepcopy(inputs.config))
+    model = empty_model(recipe.model, deepcopy(config))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if num_parameters < _SMALL:
         return None
-    rollout, prompt_tokens = recipe.rollout, fmean(len(query.prompt_ids) for query in inputs.queries.train)
+    rollout = recipe.rollout
     sampling = _sampling_seconds(rollout.queries_per_step, rollout, num_parameters, prompt_tokens, rates)
     training = _training_seconds(recipe, num_parameters, prompt_tokens, rates)
     evaluating = sum(
-        _sampling_seconds(len(each.queries), each.sampling, num_parameters, prompt_tokens, rates)
-        for each in inputs.evaluation_sets
+        _sampling_seconds(num_queries, own, num_parameters, prompt_tokens, rates) for num_queries, own in evaluated
     )
     num_evaluations = 2 + (recipe.steps // recipe.evaluation.every if recipe.evaluation.every else 0)
     total = recipe.steps * (sampling + training) + num_evaluations * evaluating

@@ -1,10 +1,10 @@
-"""The embedded engine: a thread of the trainer's process decodes, with the policy's own weights or with a copy."""
+"""The embedded engine: it decodes in the trainer's process, with the policy's own weights or with a copy."""
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -14,13 +14,12 @@ from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
 from gspo.interrupt import check_stop
-from gspo.loop import in_thread
+from gspo.loop import LOOK_SECONDS, have_waiter_do, in_thread
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import AtPublish
 
-_LOOK_SECONDS = 0.05  # between two looks at whether the run is to stop
 _SLOW = {
     Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
     Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
@@ -53,7 +52,7 @@ class _Pause:
 
 
 class _Decoder:
-    """What the decoding thread does: requests that are alike side by side, in the order in which they come."""
+    """What decodes: requests that are alike side by side, in the order in which they come."""
 
     def __init__(self, policy: Policy, *, max_rows: int, at_publish: AtPublish, means: Means) -> None:
         self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
@@ -67,6 +66,8 @@ class _Decoder:
         self._futures: list[Future[Completion]] = []  # of the decoding under way
         self._requests: list[_Request] = []  # that wait
         self._pauses: list[_Pause] = []  # that wait for the end of the completions under way
+        self._look_about: Callable[[], object] = lambda: None  # before each token
+        self._lock = threading.Lock()
 
     @property
     def num_tokens(self) -> int:
@@ -75,28 +76,43 @@ class _Decoder:
         return self._num_tokens + (decoding.num_tokens if decoding is not None else 0)
 
     def run(self) -> None:
-        """Work until the end."""
+        """Work until the end, in a thread of its own."""
+        with suppress(_EndedError), self._begun():
+            while True:
+                self._take(self.queue.get())
+                self._complete_all()
+
+    def run_once(self, look_about: Callable[[], object] = lambda: None) -> None:
+        """Complete what waits, in the thread of who waits for it; what `look_about` raises gives that up."""
+        with self._lock, suppress(_EndedError), self._begun():
+            self._look_about = look_about
+            self._take_in()
+            self._complete_all()
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
         if self._device_index is not None:
             torch.cuda.set_device(self._device_index)  # a thread has its own
         try:
-            while True:
-                self._take(self.queue.get())
-                while self._requests:
-                    self._complete(self._next_requests())
-                    for pause in self._pauses:
-                        self._wait_out(pause)
-                    self._pauses = []
-        except _EndedError:
-            return
-        finally:
+            yield
+        except BaseException:
             for future in [*self._futures, *(future for request in self._requests for future in request.futures)]:
                 future.cancel()
+            self._requests, self._futures = [], []
+            raise
+
+    def _complete_all(self) -> None:
+        while self._requests:
+            self._complete(self._next_requests())
+            for pause in self._pauses:
+                self._wait_out(pause)
+            self._pauses = []
 
     def _take(self, item: list[_Request] | _Pause | None) -> None:
         if item is None:
             raise _EndedError
         if isinstance(item, list):
-            self._requests += item
+            self._requests += [request for request in item if not all(future.done() for future in request.futures)]
         elif self._decoding is not None and self._at_publish == "wait":
             self._pauses.append(item)
         else:
@@ -111,10 +127,14 @@ class _Decoder:
         if self._decoding is not None:
             self._decoding.change_weights(pause.version, keep_cache=self._at_publish == "keep")
 
-    def _look(self) -> None:
-        """Take in what has come, before each token."""
+    def _take_in(self) -> None:
         while not self.queue.empty():
             self._take(self.queue.get())
+
+    def _look(self) -> None:
+        """Take in what has come, before each token."""
+        self._look_about()
+        self._take_in()
         if all(future.done() for future in self._futures):
             raise _GivenUpError
 
@@ -152,18 +172,20 @@ class _Decoder:
             raise
         except _GivenUpError:
             pass
-        except BaseException as error:  # such as too little memory
+        except Exception as error:  # such as too little memory
             for future in futures:
                 with suppress(InvalidStateError):
                     future.set_exception(error)
-        self._num_tokens, self._decoding, self._futures = self.num_tokens, None, []
+        finally:
+            self._num_tokens, self._decoding = self.num_tokens, None
+        self._futures = []
 
 
 class EmbeddedEngine:
     """An engine in the trainer's process.
 
-    Without a copy it samples from whatever the policy has learned so far: the trainer waits while it does. With a copy
-    of the weights it samples while the policy is trained.
+    Without a copy it samples from what the policy has learned so far, in the thread that waits in `loop.run`. With a copy
+    of the weights it samples in a thread of its own, while the policy is trained.
     """
 
     def __init__(
@@ -203,10 +225,12 @@ class EmbeddedEngine:
             _Request(prompts=[prompts[n] for n in part], sampling=sampling, futures=[futures[n] for n in part])
             for part in parts
         ]
-        if self._thread is not None and self._thread.done():
+        if not self._end.alive or (self._thread is not None and self._thread.done()):
             raise RuntimeError("the engine is closed")
         self._decoder.queue.put(requests)
-        if self._thread is None:
+        if self._copy is None:
+            have_waiter_do(self._decoder.run_once)
+        elif self._thread is None:
             self._thread = in_thread("decoding", self._decoder.run)
         return futures
 
@@ -232,7 +256,7 @@ class EmbeddedEngine:
 
     def _wait_for(self, pause: _Pause) -> None:
         pause.is_given_up = True  # unless it has begun
-        while not pause.begun.wait(_LOOK_SECONDS):
+        while not pause.begun.wait(LOOK_SECONDS):
             check_stop()
         pause.is_given_up = False
 
@@ -262,5 +286,7 @@ class EmbeddedEngine:
         self._end()
         if self._thread is not None:
             wait([self._thread])
+        else:
+            self._decoder.run_once()
         if self._num_threads is not None:
             torch.set_num_threads(self._threads_before)

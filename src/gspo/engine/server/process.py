@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 from gspo.engine.server.in_server import gspo_supervise
 from gspo.errors import RunError
 from gspo.model.linear import LIMITS
-from gspo.openmp import OPENMP
 
 _NUM_LINES = 4  # of each kind, in a message
 _LINE = 400  # characters
@@ -75,7 +74,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**dict(os.environ.items() - LIMITS.items() - OPENMP.items()), **environment},  # which are ours
+                env={**dict(os.environ.items() - LIMITS.items()), **environment},  # which are ours
                 start_new_session=True,
             )
 
