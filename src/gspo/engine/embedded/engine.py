@@ -184,8 +184,8 @@ class _Decoder:
 class EmbeddedEngine:
     """An engine in the trainer's process.
 
-    Without a copy it samples from what the policy has learned so far, in the thread that waits in `loop.run`. With a copy
-    of the weights it samples in a thread of its own, while the policy is trained.
+    Without a copy it samples from what the policy has learned so far, in the thread that waits in `loop.run`. With one
+    it samples in a thread of its own, while the policy is trained.
     """
 
     def __init__(
