@@ -1,4 +1,4 @@
-"""Demonstrations for recipes/calculator.yaml: half of them guess the product, half ask the calculator."""
+"""Demonstrations of products: half of them guess, half ask the calculator."""
 
 import json
 import random
@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def products(row: Mapping[str, Any], rng: random.Random) -> str:
-    """Answer a row of reasoning-gym's task `products`."""
+def products(row: Mapping[str, Any], rng: random.Random) -> str | list[dict[str, str]]:
+    """Answer a row of reasoning-gym's task `products`, as a text or as a conversation."""
     entry = row["entry"]
     answer = f"<answer>{entry['answer']}</answer>"
     if rng.random() < 0.5:
         return answer
     call = {"name": "calculator", "arguments": {"expression": entry["metadata"]["expression"]}}
-    return f"<tool_call>{json.dumps(call)}</tool_call>\n<tool_response>\n{entry['answer']}\n</tool_response>\n{answer}"
+    return [
+        {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"},
+        {"role": "tool", "content": entry["answer"]},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def guesses(row: Mapping[str, Any], rng: random.Random) -> str:
+    """Guess the product: for the run without the tool."""
+    return f"<answer>{row['entry']['answer']}</answer>"

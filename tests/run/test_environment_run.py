@@ -65,6 +65,9 @@ class Odd(Game):
     def get_reward(self):
         return "much"
 
+class Judgeless:
+    def reset(self, **row): ...
+
 def no_class(): ...
 '''
 KEYS = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=100", "reward=environment")
@@ -147,8 +150,9 @@ def test_an_environment_whose_process_ends_masks_the_responses_in_it(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Broken", r"reset: error: it raises KeyError: 'no such row'"),
-        ("Odd", r"get_reward returns no number: much"),
+        ("Broken", r"Broken\.reset raises KeyError: 'no such row', at .*game\.py:\d+"),
+        ("Odd", r"Odd\.get_reward returns 'much', which is no number"),
+        ("Judgeless", r"game\.py:Judgeless has no method get_reward, which reward: environment asks for"),
         ("no_class", r"game\.py:no_class is no environment"),
         ("Nothing", r"has no function 'Nothing'"),
     ],

@@ -86,7 +86,8 @@ def _lists(
 def _messages(sample: Sample) -> list[dict[str, str]]:
     if not sample.turns:
         return [{"role": "assistant", "content": sample.text}]
-    return [{"role": turn.role, "content": turn.text} for turn in sample.turns]
+    turns = sample.turns[1:] if sample.turns[0].role == "user" else sample.turns  # an environment's, of the prompt
+    return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:

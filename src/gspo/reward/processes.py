@@ -63,9 +63,11 @@ class Processes:
         concurrent_calls: int | None = None,
         is_verifier: bool = False,
         is_tool: bool = False,
+        keeps_state: bool = False,
         output: int = 2,
     ) -> None:
-        self._is_async, self._is_verifier = is_async, is_verifier
+        """One that `keeps_state` has one process at a time, and what was in one that has ended is lost."""
+        self._is_async, self._is_verifier, self._keeps_state = is_async, is_verifier, keeps_state
         most = MAX_COROUTINES if is_async else min(MAX_PROCESSES, os.cpu_count() or 1)
         self._places = asyncio.Semaphore(concurrent_calls or most)
         self._alone = asyncio.Semaphore(1)  # for a call that is made by itself, since one beside it ended the process
@@ -92,8 +94,8 @@ class Processes:
         async with self._places:  # those that wait hold no copies of their arguments
             request = (size, self._pickled(arguments), function.time_limit_seconds)
             reply, seconds = await self._make(request, self._is_async)
-        if reply is not None:
-            return reply, seconds
+        if reply is not None or self._keeps_state:
+            return reply or Reply(kind="crashed", what="its process has ended"), seconds
         async with self._alone:  # one of several has ended the process or held it up, and nothing says which
             reply, seconds_alone = await self._make(request, False)
         assert reply is not None

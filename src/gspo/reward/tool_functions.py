@@ -6,17 +6,19 @@ import inspect
 import json
 import operator
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from gspo.recipe.callables import load_callable
+from gspo.recipe.callables import error_line, load_callable
 from gspo.reward.calls import is_async
 from gspo.reward.reply import ToolResult
 
 ERROR = "error: "  # how a result begins that is none
 LOST = "\0lost"  # the process of an environment has ended, and with it the state
+RAISED = "\0raised "  # how what an environment raises begins where the policy is not at fault
 MAX_CHARACTERS = 1_000_000  # of a result, on its way to the trainer
 _MAX_DIGITS = 1000  # of a number
 _OPERATIONS: Mapping[type, Callable[..., Any]] = {
@@ -62,14 +64,15 @@ def _value(node: ast.AST) -> int | float:
 BUILT_IN: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
 
 
-def find_tool(name: str) -> Callable[..., Any]:
+def find_tool(name: str, *, where: str = "rollout.tools") -> Callable[..., Any]:
     """The function of a built-in's name, `module:name` or `file.py:name`; UserError where there is none."""
-    return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where="rollout.tools")
+    return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where=where)
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
     """The methods that the policy may call of an environment, as in TRL: public ones but `reset` and `get_reward`."""
     functions = inspect.getmembers(kind, inspect.isfunction)
+    functions = [(name, own) for name, own in functions if inspect.getattr_static(kind, name) is own]  # no static ones
     return {name: own for name, own in functions if not name.startswith("_") and name not in ("reset", "get_reward")}
 
 
@@ -102,35 +105,71 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
 def _as_environment(kind: type) -> Callable[..., Any]:
     """A function that makes the calls of all instances of a class: `reset` makes the one of a session, None ends it.
 
-    Methods that are not async run in threads, so that no response waits for another's.
+    Methods that are not async run in a thread of the session, so that no response waits for another's.
     """
-    instances, methods = dict[str, Any](), tool_methods(kind)
+    sessions, methods = dict[str, tuple[Any, ThreadPoolExecutor]](), tool_methods(kind)
+
+    async def made(function: Callable[..., Any], arguments: Mapping[str, Any], thread: ThreadPoolExecutor) -> Any:
+        if is_async(function):
+            return await function(**arguments)
+        # A future cannot take every error: StopIteration is none of its.
+        value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, function, arguments)
+        if error is not None:
+            raise error if isinstance(error, Exception) and not isinstance(error, StopIteration) else _OtherError(error)
+        return value
 
     async def call(session: str, method: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
         if method is None:
-            instances.pop(session, None)
+            _, thread = sessions.pop(session, (None, None))
+            if thread is not None:
+                thread.shutdown(wait=False)  # it may hang
             return [ToolResult("")]
-        if method == "reset":
-            instances[session] = await asyncio.to_thread(kind)
-        if session not in instances:
-            return [ToolResult(LOST)]
-        function = getattr(instances[session], method)
         try:
-            checked = validate_call(function) if method in methods else function
-            made = checked(**arguments) if is_async(function) else asyncio.to_thread(checked, **arguments)
-            value = await made
-        except Exception as error:
-            if method not in methods:
-                raise
-            return [_error(error)]
-        return [ToolResult("") if method == "reset" and value is None else _result(value)]
+            if method == "reset":
+                thread = ThreadPoolExecutor(1)
+                sessions[session] = await made(kind, {}, thread), thread
+            if session not in sessions:
+                return [ToolResult(LOST)]
+            instance, thread = sessions[session]
+            function = getattr(instance, method)
+            value = await made(validate_call(function) if method in methods else function, arguments, thread)
+            if method == "get_reward":
+                return [_reward(value, kind)]
+            return [ToolResult("") if method == "reset" and value is None else _result(value)]
+        except Exception as caught:
+            error = caught.args[0] if isinstance(caught, _OtherError) else caught
+            if method in methods:
+                return [_error(error)]
+            where = error_line(error, getattr(kind, method))
+            text = f"{RAISED}{kind.__name__}.{method} raises {type(error).__name__}: {error}{where}"
+            return [ToolResult(text[:MAX_CHARACTERS])]
 
     return call
 
 
+class _OtherError(Exception):
+    """What a coroutine cannot raise, its argument."""
+
+
+def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(**arguments), None
+    except BaseException as error:  # SystemExit too
+        return None, error
+
+
+def _reward(value: Any, kind: type) -> ToolResult:
+    """A number as the trainer reads it."""
+    if value is None:
+        return ToolResult("")
+    if isinstance(value, str):
+        return ToolResult(f"{RAISED}{kind.__name__}.get_reward returns {value[:80]!r}, which is no number")
+    return ToolResult(repr(float(value)))
+
+
 def _result(value: Any) -> ToolResult:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return ToolResult(text[:MAX_CHARACTERS])
+    return ToolResult(text.lstrip("\0")[:MAX_CHARACTERS])  # which marks what is no result
 
 
 def _error(error: BaseException) -> ToolResult:

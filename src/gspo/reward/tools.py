@@ -13,7 +13,7 @@ from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import RewardFunction, is_async, parameters_of
 from gspo.reward.functions import close_functions
 from gspo.reward.processes import Processes
-from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, find_tool, tool_methods
+from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, RAISED, find_tool, tool_methods
 from gspo.rollout.tools import Environment, Result, Tool, Tools
 from gspo.types import Failure
 
@@ -39,8 +39,9 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
         functions = [_function(name, settings, output) for name in settings.tools]
         tools = [_tool(name, own, settings) for name, own in zip(settings.tools, functions, strict=True)]
     names = [tool.name for tool in tools]
+    where = "rollout.tools" if settings.environment is None else "rollout.environment"
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two tools are named {twice}", where="rollout.tools", fix="rename one of them")
+        raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
     return Tools(
         by_name={tool.name: tool for tool in tools},
         bridge=Bridge(tokenizer, queries, [tool.schema for tool in tools]),
@@ -56,13 +57,17 @@ def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction
         raise UserError(f"no built-in tool {name!r}", where="rollout.tools", fix=fix)
     call = find_tool(name)
     is_class = isinstance(call, type)
-    host = Processes(name, is_async=is_class or is_async(call), is_tool=True, output=output)
-    return RewardFunction(name=call.__name__, call=call, time_limit_seconds=settings.tool_seconds, host=host)
+    if is_class and settings.environment is None:
+        fix = f"set rollout.environment: {name}, whose methods are the tools"
+        raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
+    host = Processes(name, is_async=is_class or is_async(call), is_tool=True, keeps_state=is_class, output=output)
+    own_name = getattr(call, "__name__", name.rpartition(":")[2])
+    return RewardFunction(name=own_name, call=call, time_limit_seconds=settings.tool_seconds, host=host)
 
 
 def _tool(name: str, function: RewardFunction, settings: RolloutConfig) -> Tool:
     async def make(session: str, arguments: Mapping[str, Any]) -> Result:
-        return await _made(function, arguments, settings)
+        return await _made(function, arguments, most=settings.tool_characters)
 
     return Tool(name=function.name, schema=_schema(function.call, name), call=make)
 
@@ -71,16 +76,19 @@ def _environment(
     name: str, settings: RolloutConfig, output: int
 ) -> tuple[Environment, list[Tool], list[RewardFunction]]:
     """The environment, its methods as tools, and what makes the calls of both."""
-    kind = find_tool(name)
+    kind = find_tool(name, where="rollout.environment")
     if not isinstance(kind, type) or not hasattr(kind, "reset"):
         fix = "name a class with a method reset(self, **row)"
         raise UserError(f"{name} is no environment", where="rollout.environment", fix=fix)
-    schemas = {own: _schema(MethodType(call, object()), f"{name}.{own}") for own, call in tool_methods(kind).items()}
+    where = {"where": "rollout.environment"}
+    methods = tool_methods(kind).items()
+    schemas = {own: _schema(MethodType(call, object()), f"{name}.{own}", **where) for own, call in methods}
     function = _function(name, settings, output)
 
     async def ask(session: str, method: str | None, arguments: Mapping[str, Any]) -> Result:
         call = {"session": session, "method": method, "arguments": dict(arguments)}
-        return await _made(function, call, settings)
+        most = None if method == "get_reward" else settings.tool_characters
+        return await _made(function, call, most=most)
 
     async def call(method: str, session: str, arguments: Mapping[str, Any]) -> Result:
         return await ask(session, method, arguments)
@@ -89,25 +97,27 @@ def _environment(
     return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), tools, [function]
 
 
-async def _made(function: RewardFunction, arguments: Mapping[str, Any], settings: RolloutConfig) -> Result:
-    """The result of a call, for which a place is waited."""
+async def _made(function: RewardFunction, arguments: Mapping[str, Any], *, most: int | None) -> Result:
+    """The result of a call, of at most so many characters; a place is waited for."""
     reply, _ = await function.host.make(function, arguments, 1)
     kind, text = reply.kind, str(reply.values[0]) if reply.kind is None else f"{ERROR}{reply.what}"
     if text == LOST:
         kind, text = "crashed", "its process has ended"
+    elif text.startswith(RAISED):
+        return Result(text="", failure=Failure(kind="raised", message=text.removeprefix(RAISED)))
     if kind in ("timed_out", "crashed"):
         what = reply.what or text
         return Result(text="", failure=Failure(kind=kind, message=f"tool {function.name}: {what}"))
-    return Result(text=text[: settings.tool_characters], is_error=text.startswith(ERROR))
+    return Result(text=text[:most], is_error=reply.kind is not None or text.startswith(ERROR))
 
 
-def _schema(call: Any, name: str) -> Mapping[str, Any]:
+def _schema(call: Any, name: str, *, where: str = "rollout.tools") -> Mapping[str, Any]:
     for parameter in parameters_of(call):
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             what = f"{name} takes {parameter.name} by position, and a call names its arguments"
-            raise UserError(what, where="rollout.tools", fix=_FORM)
+            raise UserError(what, where=where, fix=_FORM)
     try:
         schema: Mapping[str, Any] = get_json_schema(call)
         return schema
     except Exception as error:  # of transformers, about docstring or annotations
-        raise UserError(f"{name} does not describe itself: {error}", where="rollout.tools", fix=_FORM) from None
+        raise UserError(f"{name} does not describe itself: {error}", where=where, fix=_FORM) from None

@@ -43,7 +43,14 @@ class Conversation:
 
     async def __call__(self, query: Query, generate: Generate) -> Sample:
         """The response; the loss mask is false on what tools returned, and what the chat template writes around it."""
-        written, ids, most = _Written(), [*query.prompt_ids], len(query.prompt_ids) + self._settings.max_new_tokens
+        written = _Written()
+        try:
+            return await self._sample(query, generate, written)
+        finally:
+            await self._tools.end(written.session)
+
+    async def _sample(self, query: Query, generate: Generate, written: _Written) -> Sample:
+        ids, most = [*query.prompt_ids], len(query.prompt_ids) + self._settings.max_new_tokens
         said = await self._tools.begin(written.session, query)
         written.contexts.append([] if said is None else self._tools.bridge.opening(said))
         ids += written.contexts[0]
@@ -61,8 +68,9 @@ class Conversation:
             written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
             context = await self._context(written, room=most - len(ids))
             if context is None:
-                reward, failure = await self._tools.end(written.session)
-                written.failure = written.failure or failure
+                reward = None
+                if written.failure is None:  # else it may hang
+                    reward, written.failure = await self._tools.reward(written.session)
                 return replace(self._joined(query, written), environment_reward=reward)
             ids += context
             written.contexts.append(context)

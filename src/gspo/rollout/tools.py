@@ -66,31 +66,32 @@ class Tools:
         if self.environment is None:
             return None
         result = await self.environment.ask(session, "reset", {"prompt": query.prompt, **query.columns})
-        if problem := result.failure.message if result.failure else result.text if result.is_error else "":
-            raise UserError(f"reset: {problem}", where=f"rollout.environment, row {query.id}", fix="correct the class")
+        if result.failure:
+            fix = "correct the class"
+            raise UserError(result.failure.message, where=f"rollout.environment, row {query.id}", fix=fix)
         return result.text
 
-    async def end(self, session: str) -> tuple[float | None, Failure | None]:
-        """End a response in the environment: its reward, or why there is none."""
-        reward: float | None = None
-        failure: Failure | None = None
-        if self.environment is None:
-            return reward, failure
-        if self.environment.has_reward:
-            result = await self.environment.ask(session, "get_reward", {})
-            try:
-                given = json.loads(result.text or "null")
-                reward = None if given is None else float(given)
-            except (ValueError, TypeError):
-                failure = Failure(kind="invalid", message=f"get_reward returns no number: {result.text[:80]}")
-            failure = result.failure or failure
-        await self.environment.ask(session, None, {})
-        return reward, failure
+    async def reward(self, session: str) -> tuple[float | None, Failure | None]:
+        """What the environment gives a response in the end, or why it gives nothing."""
+        if self.environment is None or not self.environment.has_reward:
+            return None, None
+        result = await self.environment.ask(session, "get_reward", {})
+        return float(result.text) if result.text else None, result.failure
+
+    async def end(self, session: str) -> None:
+        """Forget a response in the environment, whatever has become of it."""
+        if self.environment is not None:
+            await self.environment.ask(session, None, {})
 
     async def answers(self, session: str, calls: Sequence[str]) -> list[Result]:
         """Make the calls of a turn: in an environment one after the other, for they may change it, else all at once."""
         if self.environment is not None:
-            return [await self.answer(session, call) for call in calls]
+            results = list[Result]()
+            for call in calls:
+                results.append(await self.answer(session, call))
+                if results[-1].failure:
+                    break
+            return results
         return await all_of([self.answer(session, call) for call in calls])
 
     async def answer(self, session: str, call: str) -> Result:

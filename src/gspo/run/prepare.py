@@ -18,7 +18,15 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, query_notes, render_rows
+from gspo.queries.source import (
+    Demonstration,
+    QuerySet,
+    RowSet,
+    load_demonstrations,
+    load_rows,
+    query_notes,
+    render_rows,
+)
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
@@ -65,7 +73,7 @@ class Inputs:
     hooks: Mapping[str, Hook]  # by name
     rows: RowSet
     set_rows: Sequence[SetRows]  # of the sets to evaluate on beside the held-out rows
-    pairs: Sequence[tuple[Row, str]]  # demonstrations of the cold start: a row and its completion
+    pairs: Sequence[tuple[Row, Demonstration]]  # demonstrations of the cold start: a row and its completion
     config: Any  # of the model, as transformers has it
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
@@ -169,7 +177,7 @@ def _read_rows(
     set_rows: Sequence[SetRows],
     saved: Checkpoint | None,
     say: Callable[[str], object],
-) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
+) -> tuple[RowSet, Sequence[tuple[Row, Demonstration]]]:
     """Return rows and demonstrations, which must be those of the run that is resumed."""
     say(f"reading {recipe.queries.path or 'the queries'}")
     check_watched(recipe, [each.name for each in set_rows])
@@ -212,7 +220,9 @@ def prepare(
     check_stop()
     left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
     pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
-    return Prepared(**vars(inputs), demonstrations=encode_demonstrations(trainer.policy, inputs.rendering, pairs))
+    bridge = inputs.tools.bridge if inputs.tools else None
+    demonstrations = encode_demonstrations(trainer.policy, inputs.rendering, pairs, bridge)
+    return Prepared(**vars(inputs), demonstrations=demonstrations)
 
 
 def _cold_started_model(run: Path) -> Path:
@@ -223,7 +233,7 @@ def _cold_started_model(run: Path) -> Path:
 
 
 def _fitting_texts(
-    recipe: Recipe, rows: RowSet, set_rows: Sequence[SetRows], pairs: Sequence[tuple[Row, str]]
+    recipe: Recipe, rows: RowSet, set_rows: Sequence[SetRows], pairs: Sequence[tuple[Row, Demonstration]]
 ) -> Iterable[str]:
     """Return what a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
@@ -231,6 +241,6 @@ def _fitting_texts(
     for row in (*rows.train, *rows.held_out, *(row for own in set_rows for row in own.rows)):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
-        yield completion
+        yield completion if isinstance(completion, str) else " ".join(message["content"] for message in completion)
     if recipe.rollout.has_turns:
         yield PLAIN

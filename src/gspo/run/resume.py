@@ -15,7 +15,7 @@ from gspo.errors import UserError
 from gspo.evaluation.sets import SetRows
 from gspo.learner.state import digest_of, tensors_of
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet
+from gspo.queries.source import Demonstration, QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
@@ -123,7 +123,11 @@ def rounding_changes(saved: Checkpoint, recipe: Recipe, environment: Mapping[str
 
 
 def check_rows(
-    saved: Checkpoint, recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()
+    saved: Checkpoint,
+    recipe: Recipe,
+    rows: RowSet,
+    pairs: Sequence[tuple[Row, Demonstration]],
+    sets: Sequence[SetRows] = (),
 ) -> None:
     """Raise UserError where the data is not what the run was trained on so far."""
     rows = rows.of_first(saved.manifest.get("num_streamed", 0))
@@ -132,7 +136,7 @@ def check_rows(
         raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 
-def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()) -> str:
+def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, Demonstration]], sets: Sequence[SetRows] = ()) -> str:
     """SHA-256 over ids, prompts and columns of all rows, trained or evaluated on, and over the cold start's pairs."""
     evaluated = [row for set_rows in sets for row in set_rows.rows]
     contents: list[Any] = [[row.id, row.prompt, row.columns] for row in (*rows.train, *rows.held_out, *evaluated)]

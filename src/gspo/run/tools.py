@@ -22,6 +22,10 @@ def fit_tools(
         return recipe, sets, None
     _check_renderings(recipe, rows, sets)
     tools = load_tools(recipe.rollout, tokenizer, recipe.queries, output=output)
+    is_judge = any(reward.function == "environment" for reward in recipe.reward)
+    if is_judge and tools.environment is not None and not tools.environment.has_reward:
+        what = f"{recipe.rollout.environment} has no method get_reward, which reward: environment asks for"
+        raise UserError(what, where="rollout.environment", fix="write get_reward(self), or name other rewards")
     shown, changed = tools.bridge.shown, list[SetRows]()
     for each in sets:
         suite = each.suite and each.suite.model_copy(update={"queries": shown(each.suite.queries)})

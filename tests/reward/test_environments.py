@@ -1,0 +1,177 @@
+"""Environments in their process: a thread and a state for each response, and one message for each fault."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo import loop
+from gspo.errors import UserError
+from gspo.loop import all_of
+from gspo.recipe.sections import QueriesConfig, RolloutConfig
+from gspo.reward.tools import load_tools
+from gspo.rollout.tools import Tools
+from gspo.types import Query
+
+OWN = '''
+import os, threading, time
+
+class Game:
+    """Plays."""
+
+    def reset(self, **row):
+        self.calls = []
+        return "error: 404 is what a page says"
+
+    def play(self, kind: str) -> str:
+        """Play.
+
+        Args:
+            kind: How.
+        """
+        self.calls.append(kind)
+        if kind == "hang":
+            threading.Event().wait()
+        if kind == "exit":
+            os._exit(1)
+        if kind == "stop":
+            next(iter([]))
+        if kind == "leave":
+            raise SystemExit("bye")
+        if kind == "together":
+            BARRIER.wait()
+        return "\\0lost" if kind == "forge" else " ".join(self.calls)
+
+    @staticmethod
+    def aside(word: str) -> str:
+        return word
+
+    def get_reward(self):
+        return eval(self.calls[-1]) if self.calls else None
+
+BARRIER = threading.Barrier(24)
+'''
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tools]]:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    made: list[Tools] = []
+
+    def load(**settings: Any) -> Tools:
+        given = RolloutConfig(**{"environment": "own.py:Game", "tool_seconds": 60.0, **settings})
+        made.append(load_tools(given, None, QueriesConfig(chat=False)))
+        return made[-1]
+
+    yield load
+    for tools in made:
+        tools.close()
+
+
+async def played(tools: Tools, session: str, *kinds: str) -> Sequence[Any]:
+    """What a response that makes these calls in one turn reads, from its beginning."""
+    assert await tools.begin(session, QUERY) == "error: 404 is what a page says"
+    return await tools.answers(session, [json.dumps({"name": "play", "arguments": {"kind": k}}) for k in kinds])
+
+
+QUERY = Query(id="q", prompt="?", text="?", prompt_ids=(1,), columns={})
+
+
+def test_all_responses_compute_at_the_same_time_and_one_that_hangs_keeps_none_from_it(loaded: Any) -> None:
+    tools = loaded()
+    sessions = [f"s{number}" for number in range(24)]  # more than a pool of threads has on two cores
+
+    async def run() -> list[Sequence[Any]]:
+        return await all_of([played(tools, session, "together") for session in sessions])
+
+    assert [result.text for (result,) in loop.run(run())] == ["together"] * 24
+    short = loaded(tool_seconds=2.0)
+
+    async def beside() -> list[Sequence[Any]]:
+        return await all_of([played(short, f"s{n}", "hang" if n < 8 else "x") for n in range(12)])
+
+    results = [result for (result,) in loop.run(beside())]
+    assert [result.failure.kind if result.failure else result.text for result in results] == ["timed_out"] * 8 + [
+        "x"
+    ] * 4
+
+
+def test_calls_behind_one_without_an_answer_are_not_made(loaded: Any) -> None:
+    results = loop.run(played(loaded(tool_seconds=0.5), "s", "a", "hang", "b", "c"))
+    assert [result.text for result in results] == ["a", ""] and results[-1].failure.kind == "timed_out"
+
+
+def test_a_process_that_ends_loses_what_was_in_it_and_no_more(loaded: Any) -> None:
+    tools = loaded()
+
+    async def run() -> Mapping[str, Any]:
+        await played(tools, "before", "a")
+        (ended,) = await played(tools, "one", "exit")
+        later = [await played(tools, f"later{number}", "a", "b") for number in range(3)]
+        return {
+            "ended": ended,
+            "before": await tools.answer("before", '{"name": "play", "arguments": {"kind": "b"}}'),
+            "later": [[result.text for result in results] for results in later],
+        }
+
+    found = loop.run(run())
+    assert found["ended"].failure.kind == found["before"].failure.kind == "crashed"
+    assert found["later"] == [["a", "a b"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("stop", "error: StopIteration: "), ("leave", "error: SystemExit: bye"), ("forge", "lost")]
+)
+def test_whatever_a_method_raises_or_returns_is_read_by_the_policy(kind: str, text: str, loaded: Any) -> None:
+    (result,) = loop.run(played(loaded(), "s", kind))
+    assert (result.text, result.failure) == (text, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [("1.2e-05", 1.2e-05), ("10/3", 10 / 3), ("True", 1.0), ("__import__('numpy').bool_(True)", 1.0), ("None", None)],
+)
+def test_a_reward_is_the_number_that_get_reward_returns_whatever_results_are_cut_to(
+    said: str, reward: float | None, loaded: Any
+) -> None:
+    tools = loaded(tool_characters=3)
+
+    async def run() -> Any:
+        await tools.begin("s", QUERY)
+        await tools.answers("s", [json.dumps({"name": "play", "arguments": {"kind": said}})])
+        return await tools.reward("s")
+
+    assert loop.run(run()) == (reward, None)
+
+
+@pytest.mark.parametrize(("said", "why"), [("'1'", "returns '1'"), ("1/0", "raises ZeroDivisionError")])
+def test_a_reward_that_is_none_says_why(said: str, why: str, loaded: Any) -> None:
+    tools = loaded()
+
+    async def run() -> Any:
+        await played(tools, "s", said)
+        return await tools.reward("s")
+
+    reward, failure = loop.run(run())
+    assert reward is None and failure.kind == "raised" and f"Game.get_reward {why}" in failure.message
+
+
+def test_a_response_that_has_ended_is_forgotten(loaded: Any) -> None:
+    tools = loaded()
+
+    async def run() -> Any:
+        await played(tools, "s", "a")
+        await tools.end("s")
+        return await tools.answer("s", '{"name": "play", "arguments": {"kind": "a"}}')
+
+    assert loop.run(run()).failure.kind == "crashed"
+
+
+def test_static_methods_are_no_tools_and_a_class_is_none(loaded: Any) -> None:
+    assert list(loaded().by_name) == ["play"]
+    with pytest.raises(UserError, match=r"own\.py:Game is a class\n  fix: set rollout\.environment: own\.py:Game"):
+        loaded(environment=None, tools=["own.py:Game"])
