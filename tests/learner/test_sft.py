@@ -18,6 +18,7 @@ from gspo.learner.optimizer import Optimizer, StepReport
 from gspo.learner.sft import encode_demonstrations, fit, rows_of_steps
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
+from gspo.queries.bridge import Bridge
 from gspo.queries.row import Row
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig, QueriesConfig
@@ -180,6 +181,26 @@ def test_demonstrations_are_prompt_and_completion_closed_by_the_end_token(new_po
         assert [*example.prompt_ids] == policy.tokenizer(f"so: {prompt}").input_ids
         assert example.response_ids[-1] == end
         assert policy.tokenizer.decode(example.response_ids[:-1]) == text
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_results_of_tools_stand_as_in_a_rollout_and_carry_no_loss(has_template: bool, new_policy: NewPolicy) -> None:
+    policy = new_policy()
+    bridge, end = Bridge(policy.tokenizer, QueriesConfig()), policy.tokenizer.eos_token_id
+    bridge.role = "user" if has_template else None
+    said = [("assistant", "7 - 4"), ("tool", "3"), ("tool", "1"), ("assistant", "so: 3!")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    (example,) = encode_demonstrations(policy, QueriesConfig(), [(SHOWN, messages)], bridge)
+    first, last = ([*policy.tokenizer(text).input_ids] for text in ("7 - 4", "so: 3!"))
+    first += [end] * has_template  # without one a call ends a turn
+    between = bridge.tokens(["3", "1"], last=first[-1])
+    assert example.response_ids.tolist() == [*first, *between, *last, end]
+    written = torch.tensor([True] * len(first) + [False] * len(between) + [True] * (len(last) + 1))
+    assert example.loss_mask is not None and torch.equal(example.loss_mask, written)
+    expected = response_likelihood(policy, [dataclasses.replace(example, loss_mask=None)]).logprobs[written]
+    optimizer = Optimizer(policy.model, ColdStartOptimizerConfig(), total_steps=1)
+    loss, _ = fit(policy, optimizer, [example], micro_batch_tokens=100)
+    assert loss == pytest.approx(-expected.mean().item())
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(new_policy: NewPolicy) -> None:

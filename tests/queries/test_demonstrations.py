@@ -56,7 +56,7 @@ def test_built_in_demonstrations_are_right_mixed_and_reproducible(
 def test_a_demonstrator_of_ones_own_gets_the_row_with_its_prompt(tmp_path: Path, recipe_of: RecipeOf) -> None:
     (tmp_path / "mine.py").write_text("def show(row, rng):\n    return row['prompt'] + row['answer']\n")
     recipe = recipe_of(cold_start={"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"})
-    assert sorted(text for _, text in load_demonstrations(recipe, RowSet(train=tuple(ROWS), held_out=()))) == [
+    assert sorted(str(text) for _, text in load_demonstrations(recipe, RowSet(train=tuple(ROWS), held_out=()))) == [
         "0?0",
         "1?1",
         "2?2",
@@ -65,9 +65,29 @@ def test_a_demonstrator_of_ones_own_gets_the_row_with_its_prompt(tmp_path: Path,
     ]
 
 
+TURNS = [
+    {"role": "assistant", "content": "f(2)"},
+    {"role": "tool", "content": "3"},
+    {"role": "assistant", "content": "3"},
+]
+
+
+def test_a_demonstration_may_be_a_conversation_with_tools(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    (tmp_path / "mine.py").write_text(f"def show(row, rng):\n    return {TURNS}\n")
+    cold_start = {"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"}
+    recipe = recipe_of(cold_start=cold_start, rollout={"tools": ["calculator"]})
+    assert [shown for _, shown in load_demonstrations(recipe, RowSet(train=tuple(ROWS[:1]), held_out=()))] == [TURNS]
+    with pytest.raises(UserError, match=r"the completion has results of tools\n  fix: set rollout\.tools"):
+        load_demonstrations(recipe_of(cold_start=cold_start), RowSet(train=tuple(ROWS), held_out=()))
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (f"return {TURNS[:2]}", "messages of the roles assistant, tool\n  fix: write assistant, tool, assistant"),
+        (f"return {TURNS[1:]}", "messages of the roles tool, assistant"),
+        (f"return {TURNS[::2]}", "messages of the roles assistant, assistant"),
+        ("return [{'role': 'assistant', 'content': 3}] * 2", "3 and not a text"),
         ("return row['gold']", r"KeyError: 'gold', at .*mine\.py:2"),
         ("return None", "None and not a text"),
         ("raise SystemExit(0)", "raises SystemExit: 0"),

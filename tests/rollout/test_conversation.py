@@ -241,10 +241,19 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
 SETTINGS = RolloutConfig(max_new_tokens=60, group_size=16, max_turns=4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(("family", "said"), [("qwen3", None), ("qwen3_moe", None), ("qwen3_moe", "a cat")])
 def test_a_conversations_likelihoods_and_experts_are_those_of_one_plain_pass(
-    family: str, new_policy: Any, talkative: Any, plain_logprobs: Any
+    family: str,
+    said: str | None,
+    new_policy: Any,
+    talkative: Any,
+    plain_logprobs: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def begin(*_: Any) -> str | None:
+        return said  # of an environment, before the first turn
+
+    monkeypatch.setattr(Tools, "begin", begin)
     policy = new_policy(family)
     queries = [query_of([4, 5, 6], 0), query_of([7], 1)]
     key = SamplingKey(seed=0, step=1)
@@ -269,6 +278,18 @@ def test_a_conversations_likelihoods_and_experts_are_those_of_one_plain_pass(
         assert read.experts is not None
         both = torch.cat([read.experts.prefix, read.experts.row])
         assert torch.equal(torch.cat([sample.experts.prefix, sample.experts.row]), both)
+
+
+def test_each_turn_has_random_numbers_of_its_own(new_policy: Any, talkative: Any) -> None:
+    sampler, asked = talkative(new_policy()), list[Any]()
+    submit = sampler.engine.submit
+    sampler.engine.submit = lambda prompts, sampling: submit([asked.append(each) or each for each in prompts], sampling)
+    groups = sampler.sample([query_of([4, 5, 6], 0)], SETTINGS, SamplingKey(seed=0, step=1))
+    num_turns = [sum(turn.role == "assistant" for turn in sample.turns) for sample in groups[0].samples]
+    keys = [prompt.key for prompt in asked]
+    first, later = keys[: len(num_turns)], keys[len(num_turns) :]
+    assert len({*keys}) == len(keys) == sum(num_turns) > len(first)
+    assert {*later} <= {key_of_turn(key, turn) for key in first for turn in range(1, SETTINGS.max_turns)}
 
 
 def test_a_conversation_does_not_depend_on_what_is_sampled_beside_it(new_policy: Any, talkative: Any) -> None:

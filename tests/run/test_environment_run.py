@@ -1,14 +1,17 @@
 """Environments: a state for each response, what they say first, their reward, and what becomes of one that breaks."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.breaking_off import REWARD, SAMPLING, differing, recipe_of, result, train
 from tests.small_model import save_small_model
+from transformers import AutoTokenizer
 
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.errors import UserError
 from gspo.run.plain_files import read_json_lines
 
@@ -127,11 +130,27 @@ def test_a_run_broken_off_is_the_unbroken_one(others: tuple[str, ...], broken_of
 
 
 @pytest.mark.parametrize(("name", "said"), [("Game", True), ("Silent", False)])
-def test_what_it_says_first_is_a_part_of_the_last_message(name: str, said: bool) -> None:
+def test_what_it_says_first_is_a_part_of_the_last_message(
+    name: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_small_model(Path("model"))
-    keys = [*KEYS, "steps=1", f"rollout.environment=game.py:{name}", "evaluation.num_queries=0"]
-    keys += ["model={path: model, device: cpu}", "rollout.max_new_tokens=40"]
-    train(recipe_of("chat", *keys))
+    Path("other.jsonl").write_text('{"prompt": "7 + 8 =", "answer": "15"}\n')
+    suite = "{name: other, queries: {path: other.jsonl}, samples: 1, reward: environment}"
+    keys = [*KEYS, "steps=1", f"rollout.environment=game.py:{name}", "evaluation.num_queries=2"]
+    keys += ["model={path: model, device: cpu}", "rollout.max_new_tokens=40", "rollout.max_turns=1"]
+    read, submit = list[str](), EmbeddedEngine.submit
+    tokenizer = AutoTokenizer.from_pretrained("model")
+
+    def noted(self: EmbeddedEngine, prompts: Sequence[Any], sampling: Any) -> Any:
+        read.extend(tokenizer.decode(prompt.ids) for prompt in prompts)
+        return submit(self, prompts, sampling)
+
+    monkeypatch.setattr(EmbeddedEngine, "submit", noted)
+    train(recipe_of("chat", *keys, f"evaluation.suites=[{suite}]"))
+    assert any("7 + 8" in text for text in read) and len({*read}) > 4
+    for text in read:  # also of held-out queries and suites
+        assert text.count("\nassistant: ") == 1 and text.endswith("\nassistant: ")
+        assert bool(re.search(r" -?\d+\nassistant: $", text)) == said
     for line in lines_of("chat"):
         text = line["turns"][0][1]
         assert text == (f" {line['columns']['answer']}" if said else "")
