@@ -48,7 +48,7 @@ def test_built_in_demonstrations_are_right_mixed_and_reproducible(
     assert pairs == load_demonstrations(recipe, RowSet(train=tuple(rows), held_out=()))
     assert len({row.id for row, _ in pairs}) == 200
     for row, text in pairs:
-        *steps, answer = re.findall(r"-?\d+(?=,| <|<)", text)
+        *steps, answer = re.findall(r"-?\d+(?=,| <|<)", str(text))
         assert answer == row.columns["answer"] and (not steps or steps[-1] == answer)
     assert 0.35 < sum("=" in text for _, text in pairs) / 200 < 0.65
 

@@ -1,7 +1,7 @@
 """Environments in their process: a thread and a state for each response, and one message for each fault."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +108,16 @@ def test_calls_behind_one_without_an_answer_are_not_made(loaded: Any) -> None:
 def test_a_process_that_ends_loses_what_was_in_it_and_no_more(loaded: Any) -> None:
     tools = loaded()
 
-    async def run() -> Mapping[str, Any]:
+    async def run() -> Sequence[Any]:
         await played(tools, "before", "a")
-        (ended,) = await played(tools, "one", "exit")
+        lost = await all_of([played(tools, f"s{n}", "hang" if n else "exit") for n in range(4)])
         later = [await played(tools, f"later{number}", "a", "b") for number in range(3)]
-        return {
-            "ended": ended,
-            "before": await tools.answer("before", '{"name": "play", "arguments": {"kind": "b"}}'),
-            "later": [[result.text for result in results] for results in later],
-        }
+        before = await tools.answers("before", ['{"name": "play", "arguments": {"kind": "b"}}'])
+        return [*lost, before, *later]
 
-    found = loop.run(run())
-    assert found["ended"].failure.kind == found["before"].failure.kind == "crashed"
-    assert found["later"] == [["a", "a b"]] * 3
+    *lost, one, two, three = loop.run(run())
+    assert [result.failure.kind for (result,) in lost] == ["crashed"] * 5
+    assert [[result.text for result in results] for results in (one, two, three)] == [["a", "a b"]] * 3
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,12 @@ def test_a_conversations_likelihoods_and_experts_are_those_of_one_plain_pass(
 def test_each_turn_has_random_numbers_of_its_own(new_policy: Any, talkative: Any) -> None:
     sampler, asked = talkative(new_policy()), list[Any]()
     submit = sampler.engine.submit
-    sampler.engine.submit = lambda prompts, sampling: submit([asked.append(each) or each for each in prompts], sampling)
+
+    def noted(prompts: Sequence[Any], sampling: Any) -> Any:
+        asked.extend(prompts)
+        return submit(prompts, sampling)
+
+    sampler.engine.submit = noted
     groups = sampler.sample([query_of([4, 5, 6], 0)], SETTINGS, SamplingKey(seed=0, step=1))
     num_turns = [sum(turn.role == "assistant" for turn in sample.turns) for sample in groups[0].samples]
     keys = [prompt.key for prompt in asked]
