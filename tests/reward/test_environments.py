@@ -78,6 +78,7 @@ async def played(tools: Tools, session: str, *kinds: str) -> Sequence[Any]:
     return await tools.answers(session, [json.dumps({"name": "play", "arguments": {"kind": k}}) for k in kinds])
 
 
+PLAY = '{"name": "play", "arguments": {"kind": "%s"}}'
 QUERY = Query(id="q", prompt="?", text="?", prompt_ids=(1,), columns={})
 
 
@@ -110,9 +111,10 @@ def test_a_process_that_ends_loses_what_was_in_it_and_no_more(loaded: Any) -> No
 
     async def run() -> Sequence[Any]:
         await played(tools, "before", "a")
-        lost = await all_of([played(tools, f"s{n}", "hang" if n else "exit") for n in range(4)])
+        await all_of([tools.begin(f"s{number}", QUERY) for number in range(4)])
+        lost = await all_of([tools.answers(f"s{n}", [PLAY % ("hang" if n else "exit")]) for n in range(4)])
         later = [await played(tools, f"later{number}", "a", "b") for number in range(3)]
-        before = await tools.answers("before", ['{"name": "play", "arguments": {"kind": "b"}}'])
+        before = await tools.answers("before", [PLAY % "b"])
         return [*lost, before, *later]
 
     *lost, one, two, three = loop.run(run())
@@ -163,7 +165,7 @@ def test_a_response_that_has_ended_is_forgotten(loaded: Any) -> None:
     async def run() -> Any:
         await played(tools, "s", "a")
         await tools.end("s")
-        return await tools.answer("s", '{"name": "play", "arguments": {"kind": "a"}}')
+        return await tools.answer("s", PLAY % "a")
 
     assert loop.run(run()).failure.kind == "crashed"
 

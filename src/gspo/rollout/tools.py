@@ -65,7 +65,10 @@ class Tools:
         """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""
         if self.environment is None:
             return None
-        result = await self.environment.ask(session, "reset", {"prompt": query.prompt, **query.columns})
+        row = {"prompt": query.prompt, **query.columns}
+        result = await self.environment.ask(session, "reset", row)
+        if result.failure and result.failure.kind == "crashed":  # another response may have ended the process
+            result = await self.environment.ask(session, "reset", row)
         if result.failure:
             fix = "correct the class"
             raise UserError(result.failure.message, where=f"rollout.environment, row {query.id}", fix=fix)
