@@ -210,7 +210,7 @@ def test_all_end_with_one_message_where_a_rank_is_lost(
 
 
 OWN_MODEL = """
-import os, time
+import os, time, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 class OwnConfig(Qwen3Config):
     model_type = "own"
@@ -220,13 +220,16 @@ class OwnModel(Qwen3ForCausalLM):
         super().__init__(config)
         self.model.layers[0].register_forward_pre_hook(hang)
 def hang(*_):
-    while os.environ.get("RANK") == "1" and os.path.exists("hang"):
+    while torch.is_grad_enabled() and os.environ.get("RANK") == "1" and os.path.exists("hang"):
         time.sleep(0.1)
 """
 
 
 def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, launch: Launch) -> None:
-    """The model runs code of its own directory, which other ranks have to load by themselves."""
+    """The model runs code of its own directory, which other ranks have to load by themselves.
+
+    It hangs in a pass of the update: for a rank that samples the others wait however long it takes.
+    """
     _on_one(home, "dense", "steps=1", "cold_start.steps=0")
     shutil.copytree(home / "runs/dense/model", model := home / "own")
     (model / "own.py").write_text(OWN_MODEL)
