@@ -15,6 +15,7 @@ from gspo.model.load import check_vocabulary, declared_ends, empty_model, find_s
 from gspo.model.policy import device_of, dtype_of, try_save
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
+from gspo.reward.builtin import environment
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.rollout.tools import Tools
@@ -134,6 +135,9 @@ def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[st
     answer, score = probed[0]
     judge, _ = verdict(score)
     for function in functions:
+        if function.call is environment:
+            yield "reward      environment: what get_reward returns in the end"
+            continue
         name, values = function.name, {text: score.parts[function.name] for text, score in probed}
         shown = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in values.items()]
         unit = "" if function.per == "response" else f", a number per {function.per}, in all"

@@ -183,7 +183,7 @@ def _about_time(recipe: Recipe, values: Mapping[str, Any]) -> str:
     rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
     evaluated = [(int(values["num_held_out"]), held_out)]
     line = time_line(recipe, values["config"], rates, prompt_tokens=values["prompt_tokens"], evaluated=evaluated)
-    return line or "minutes: the model is small, and its first steps say more than a formula"
+    return line or "not computed for a small model: its first steps say more"
 
 
 def _yaml(text: str) -> str:

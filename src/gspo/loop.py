@@ -1,6 +1,6 @@
 """What goes on beside the trainer: threads, and the event loop, where servers and reward functions are waited for.
 
-Who waits for the event loop computes meanwhile what only it can: see `have_waiter_do`.
+Whoever waits for the event loop may compute for it meanwhile: see `have_waiter_do`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
@@ -22,7 +23,8 @@ LOOK_SECONDS = 0.05  # between two looks of whoever waits
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has no threads
 _lock = threading.Lock()
-_calls = SimpleQueue[Callable[[Callable[[], object]], object] | None]()  # of have_waiter_do; None: look again
+# Calls for the thread that waits in `run`, for the coroutines that it waits for; None: it is to look again.
+_calls: ContextVar[SimpleQueue[Callable[[Callable[[], object]], object] | None]] = ContextVar("calls")
 
 
 def in_thread(name: str, call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> Future[T]:
@@ -54,13 +56,13 @@ def start(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def have_waiter_do(call: Callable[[Callable[[], object]], object]) -> None:
-    """Have a thread that waits in `run` make a call.
+    """Have the thread that waits in `run` for this coroutine make a call.
 
-    Its argument is to be called often meanwhile, and raises what ends the waiting. What computes in a thread of its own
-    has OpenMP threads of its own, too. GNU's OpenMP lets them sleep where there are more of them than cores, and small
-    models are decoded at half the speed.
+    The call's argument is to be called often meanwhile, and raises what ends the waiting. A computing thread of its own
+    would have OpenMP threads of its own, too. GNU's OpenMP lets them sleep where there are more of them than cores, and
+    small models would be decoded at half the speed.
     """
-    _calls.put(call)
+    _calls.get().put(call)
 
 
 def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None) -> T:
@@ -68,7 +70,7 @@ def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None)
 
     Meanwhile `look` is called again and again, and what it raises ends the coroutine, too.
     """
-
+    calls: SimpleQueue[Callable[[Callable[[], object]], object] | None] = SimpleQueue()
     looked = -math.inf
 
     def look_about(*, now: bool = False) -> None:
@@ -81,6 +83,7 @@ def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None)
     tasks: list[asyncio.Task[Any]] = []
 
     async def noted() -> T:
+        _calls.set(calls)  # for all tasks that it starts
         tasks.append(asyncio.current_task())  # type: ignore[arg-type]  # within a task it is not None
         return await work
 
@@ -91,11 +94,11 @@ def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None)
 
     try:
         future = start(noted())
-        future.add_done_callback(lambda _: _calls.put(None))
-        while not (future.done() and _calls.empty()):  # what is left there would keep an engine alive
+        future.add_done_callback(lambda _: calls.put(None))
+        while not future.done():
             look_about()
             with suppress(Empty):
-                if (call := _calls.get(timeout=LOOK_SECONDS)) is not None:
+                if (call := calls.get(timeout=LOOK_SECONDS)) is not None:
                     call(look_about)
         look_about(now=True)
         return future.result()

@@ -11,6 +11,7 @@ from tests.breaking_off import REWARD, SAMPLING, differing, recipe_of, result, t
 from tests.small_model import save_small_model
 from transformers import AutoTokenizer
 
+from gspo.check import check
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.errors import UserError
 from gspo.run.plain_files import read_json_lines
@@ -70,6 +71,13 @@ class Odd(Game):
 
 class Judgeless:
     def reset(self, **row): ...
+
+class Demanding(Game):
+    def __init__(self, level): ...
+
+def double(prompts, completions, environment_rewards, **columns):
+    assert all(completion[0]["role"] == "assistant" for completion in completions)
+    return [2 * reward for reward in environment_rewards]
 
 def no_class(): ...
 '''
@@ -158,6 +166,27 @@ def test_what_it_says_first_is_a_part_of_the_last_message(
         assert line["prompt"].endswith("\nassistant: ")  # as it is without one
 
 
+def test_a_function_judges_by_the_environments_reward_what_the_policy_wrote_behind_its_message() -> None:
+    save_small_model(Path("model"))
+    rows = [{"prompt": [{"role": "user", "content": f"{n} + {n} ="}], "answer": 2 * n} for n in range(9)]
+    Path("rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    keys = [*KEYS, "steps=1", "rollout.environment=game.py:Game", "evaluation.num_queries=0", "rollout.max_turns=3"]
+    keys += ["model={path: model, device: cpu}", "queries={path: rows.jsonl}", "reward=game.py:double"]
+    train(recipe_of("own", *keys))
+    lines = lines_of("own")
+    assert any(line["reward"] for line in lines)
+    for line in lines:
+        said = [entry for role, text, _ in line["turns"] if role == "tool" for entry in text.split("\n")]
+        if line["finish_reason"] == "stop":
+            assert line["reward"] == pytest.approx((int(said[-1].split(": ")[1]) if said else 0) / 5)
+
+
+def test_a_wrong_class_is_refused_by_check_too() -> None:
+    recipe = recipe_of("check", *KEYS, "rollout.environment=game.py:Demanding", "evaluation.num_queries=0")
+    with pytest.raises(UserError, match=r"Demanding\.__init__ raises TypeError"):
+        list(check(recipe))
+
+
 def test_an_environment_whose_process_ends_masks_the_responses_in_it(tmp_path: Path) -> None:
     keys = [*KEYS, "steps=1", "rollout.environment=game.py:Mortal", "evaluation.num_queries=0"]
     with pytest.raises(
@@ -171,6 +200,7 @@ def test_an_environment_whose_process_ends_masks_the_responses_in_it(tmp_path: P
     [
         ("Broken", r"Broken\.reset raises KeyError: 'no such row', at .*game\.py:\d+"),
         ("Odd", r"Odd\.get_reward returns 'much', which is no number"),
+        ("Demanding", r"Demanding\.__init__ raises TypeError: .*missing 1 required positional argument: 'level'"),
         ("Judgeless", r"game\.py:Judgeless has no method get_reward, which reward: environment asks for"),
         ("no_class", r"game\.py:no_class is no environment"),
         ("Nothing", r"has no function 'Nothing'"),
@@ -189,6 +219,10 @@ def test_an_environment_that_cannot_be_is_one_message(name: str, sentence: str) 
             "give rollout.tools or rollout.environment",
         ),
         (["reward=environment"], "reward: environment is what rollout.environment gives"),
+        (
+            ["evaluation.suites=[{name: s, queries: {path: s.jsonl}, reward: environment}]"],
+            "reward: environment is what rollout.environment gives",
+        ),
         (
             ["rollout.environment=game.py:Game", 'rollout.segment_separator="x"'],
             "rollout.segment_separator with rollout.tools",

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from signal import Signals
 from typing import Any
@@ -27,7 +26,7 @@ def completed(
         stops = StopStrings(tokenizer, strings)
         mine = [replace(prompt, is_complete=WatchedResponse(stops, prompt.ids)) for prompt in mine]
     try:
-        completions = loop.run(_all(engine.submit(mine, sampling)))
+        completions = loop.run(_completed(engine, mine, sampling))
     except (Exception, KeyboardInterrupt) as error:  # Stopped is one of the latter
         failure = error
     meet()
@@ -43,5 +42,5 @@ def completed(
     return [next(shares[place % num_ranks()]) for place, group in enumerate(groups) for _ in group]
 
 
-async def _all(futures: Sequence[Future[Completion]]) -> list[Completion]:
-    return await asyncio.gather(*map(asyncio.wrap_future, futures))
+async def _completed(engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
+    return await asyncio.gather(*map(asyncio.wrap_future, engine.submit(prompts, sampling)))

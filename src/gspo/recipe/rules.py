@@ -27,6 +27,7 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
 def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
+    all_rewards = [*rewards, *(reward for suite in recipe.evaluation.suites for reward in suite.reward)]
     return {
         """give exactly one of model.path (weights) and model.architecture (a new model)
         """: (model.path is None) == (model.architecture is None),
@@ -65,7 +66,7 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """give rollout.tools or rollout.environment, whose methods are its tools, not both
         """: rollout.tools and rollout.environment is not None,
         """reward: environment is what rollout.environment gives in the end; name a class there
-        """: rollout.environment is None and any(reward.function == "environment" for reward in rewards),
+        """: rollout.environment is None and any(reward.function == "environment" for reward in all_rewards),
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
     }

@@ -273,4 +273,5 @@ def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> S
         sampler_logprobs=torch.zeros(num_tokens),
         versions=((0, num_tokens),),
         segments=() if separator is None else tuple(map(len, ids)),
+        environment_reward=0.0,  # of one that has not been played
     )

@@ -85,19 +85,14 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
         return _as_environment(function)
     checked = validate_call(function)
 
+    def result(value: Any, error: BaseException | None) -> list[ToolResult]:
+        return [_result(value) if error is None else _error(error)]
+
     def call(**arguments: Any) -> list[ToolResult]:
-        try:
-            return [_result(checked(**arguments))]
-        except BaseException as error:  # SystemExit too
-            return [_error(error)]
+        return result(*_outcome(checked, arguments))
 
     async def call_async(**arguments: Any) -> list[ToolResult]:
-        try:
-            return [_result(await checked(**arguments))]
-        except asyncio.CancelledError:  # by the time limit
-            raise
-        except BaseException as error:
-            return [_error(error)]
+        return result(*await _awaited(checked, arguments))
 
     return call_async if is_async(function) else call
 
@@ -109,62 +104,69 @@ def _as_environment(kind: type) -> Callable[..., Any]:
     """
     sessions, methods = dict[str, tuple[Any, ThreadPoolExecutor]](), tool_methods(kind)
 
-    async def made(function: Callable[..., Any], arguments: Mapping[str, Any], thread: ThreadPoolExecutor) -> Any:
+    async def made(name: str, instance: Any, arguments: Mapping[str, Any], thread: ThreadPoolExecutor) -> ToolResult:
+        function = getattr(instance, name)
+        function = validate_call(function) if name in methods else function
         if is_async(function):
-            return await function(**arguments)
-        # A future cannot take every error: StopIteration is none of its.
-        value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, function, arguments)
+            value, error = await _awaited(function, arguments)
+        else:
+            value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, function, arguments)
         if error is not None:
-            raise error if isinstance(error, Exception) and not isinstance(error, StopIteration) else _OtherError(error)
-        return value
+            return _error(error) if name in methods else _fault(kind, name, error)
+        if name == "get_reward":
+            return _reward(kind, value)
+        return ToolResult("") if name == "reset" and value is None else _result(value)
 
     async def call(session: str, method: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
         if method is None:
-            _, thread = sessions.pop(session, (None, None))
-            if thread is not None:
-                thread.shutdown(wait=False)  # it may hang
+            if session in sessions:
+                sessions.pop(session)[1].shutdown(wait=False)  # its thread may hang
             return [ToolResult("")]
-        try:
-            if method == "reset":
-                thread = ThreadPoolExecutor(1)
-                sessions[session] = await made(kind, {}, thread), thread
-            if session not in sessions:
-                return [ToolResult(LOST)]
-            instance, thread = sessions[session]
-            function = getattr(instance, method)
-            value = await made(validate_call(function) if method in methods else function, arguments, thread)
-            if method == "get_reward":
-                return [_reward(value, kind)]
-            return [ToolResult("") if method == "reset" and value is None else _result(value)]
-        except Exception as caught:
-            error = caught.args[0] if isinstance(caught, _OtherError) else caught
-            if method in methods:
-                return [_error(error)]
-            where = error_line(error, getattr(kind, method))
-            text = f"{RAISED}{kind.__name__}.{method} raises {type(error).__name__}: {error}{where}"
-            return [ToolResult(text[:MAX_CHARACTERS])]
+        if method == "reset":
+            thread = ThreadPoolExecutor(1)
+            instance, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, kind, {})
+            if error is not None:
+                return [_fault(kind, "__init__", error)]
+            sessions[session] = instance, thread
+        if session not in sessions:
+            return [ToolResult(LOST)]
+        instance, thread = sessions[session]
+        return [await made(method, instance, arguments, thread)]
 
     return call
 
 
-class _OtherError(Exception):
-    """What a coroutine cannot raise, its argument."""
-
-
 def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+    """What a function returns, or its error: a future cannot take each, and StopIteration is none of its."""
     try:
         return function(**arguments), None
     except BaseException as error:  # SystemExit too
         return None, error
 
 
-def _reward(value: Any, kind: type) -> ToolResult:
+async def _awaited(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await function(**arguments), None
+    except asyncio.CancelledError:  # by the time limit
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _fault(kind: type, method: str, error: BaseException) -> ToolResult:
+    """What the trainer reads of an error with which the policy has nothing to do."""
+    text = f"{kind.__name__}.{method} raises {type(error).__name__}: {error}{error_line(error, getattr(kind, method))}"
+    return ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])
+
+
+def _reward(kind: type, value: Any) -> ToolResult:
     """A number as the trainer reads it."""
     if value is None:
         return ToolResult("")
-    if isinstance(value, str):
-        return ToolResult(f"{RAISED}{kind.__name__}.get_reward returns {value[:80]!r}, which is no number")
-    return ToolResult(repr(float(value)))
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, str):
+            return ToolResult(repr(float(value)))
+    return ToolResult(f"{RAISED}{kind.__name__}.get_reward returns {repr(value)[:80]}, which is no number")
 
 
 def _result(value: Any) -> ToolResult:

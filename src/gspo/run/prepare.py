@@ -39,7 +39,7 @@ from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.run.tools import fit_tools, open_set, with_open_ends
+from gspo.run.tools import fit_tools, open_set, try_environment, with_open_ends
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
@@ -128,6 +128,8 @@ def load_inputs(
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     say("starting and trying the reward functions")
+    if trains:
+        try_environment(tools, queries.train[0])
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
     sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)

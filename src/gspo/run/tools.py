@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gspo import loop
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet
 from gspo.evaluation.sets import SetRows
@@ -56,6 +57,19 @@ def with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query
             what = "what the chat template writes behind the last message is encoded in another way there"
             raise UserError(what, where=f"rollout.environment, row {query.id}", fix="end prompts with a mark or a line")
     return tuple(replace(query, prompt_ids=query.prompt_ids[: -len(end)]) for query in queries)
+
+
+def try_environment(tools: Tools | None, query: Query) -> None:
+    """Make an instance and reset it with a row: UserError where it cannot begin."""
+
+    async def try_out(tools: Tools) -> None:
+        try:
+            await tools.begin("trial", query)
+        finally:
+            await tools.end("trial")
+
+    if tools is not None and tools.environment is not None:
+        loop.run(try_out(tools))
 
 
 def open_set(eval_set: EvaluationSet, tools: Tools | None) -> EvaluationSet:

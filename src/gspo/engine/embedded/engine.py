@@ -52,7 +52,7 @@ class _Pause:
 
 
 class _Decoder:
-    """What decodes: requests that are alike side by side, in the order in which they come."""
+    """A decoder of requests: those sampled alike side by side, in the order in which they come."""
 
     def __init__(self, policy: Policy, *, max_rows: int, at_publish: AtPublish, means: Means) -> None:
         self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
@@ -77,20 +77,21 @@ class _Decoder:
 
     def run(self) -> None:
         """Work until the end, in a thread of its own."""
-        with suppress(_EndedError), self._begun():
+        with suppress(_EndedError), self._cancelling():
             while True:
                 self._take(self.queue.get())
                 self._complete_all()
 
     def run_once(self, look_about: Callable[[], object] = lambda: None) -> None:
-        """Complete what waits, in the thread of who waits for it; what `look_about` raises gives that up."""
-        with self._lock, suppress(_EndedError), self._begun():
+        """Complete what waits, in the thread of whoever waits for it; what `look_about` raises gives that up."""
+        with self._lock, suppress(_EndedError), self._cancelling():
             self._look_about = look_about
             self._take_in()
             self._complete_all()
 
     @contextmanager
-    def _begun(self) -> Iterator[None]:
+    def _cancelling(self) -> Iterator[None]:
+        """A context that gives up all requests where it is left by an error."""
         if self._device_index is not None:
             torch.cuda.set_device(self._device_index)  # a thread has its own
         try:
@@ -184,8 +185,8 @@ class _Decoder:
 class EmbeddedEngine:
     """An engine in the trainer's process.
 
-    Without a copy it samples from what the policy has learned so far, in the thread that waits in `loop.run`. With one
-    it samples in a thread of its own, while the policy is trained.
+    Without a copy it samples from what the policy has learned so far, in the thread that waits in `loop.run` for the
+    coroutine that submits. With a copy it samples in a thread of its own, while the policy is trained.
     """
 
     def __init__(
