@@ -133,6 +133,9 @@ class Sample:
     full_logprobs: Float[Tensor, "W"] | None = None  # log π at the temperature, by the engine; None: q is π
     segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
     turns: tuple[Turn, ...] = ()  # their tokens are the response's; empty without rollout.tools
+    # Where in token_ids contexts of their own begin, each up to the first token that the policy wrote behind it; tokens
+    # before the first of them follow the prompt. Empty: all do.
+    starts: tuple[int, ...] = ()
     failure: Failure | None = None  # of a tool that gave no answer: the response has no reward
     environment_reward: float | None = None  # what its environment gave in the end
     # From the reward functions.
@@ -156,6 +159,11 @@ class Sample:
     def num_tokens(self) -> int:
         """The number of tokens of the response."""
         return len(self.token_ids)
+
+    @property
+    def num_limited(self) -> int:
+        """The number of tokens that rollout.max_new_tokens limits: of several contexts those that the policy wrote."""
+        return self.num_written if self.starts else self.num_tokens
 
     @property
     def answer(self) -> str:

@@ -62,6 +62,7 @@ def token_sequence(sample: Sample, actor: ActorConfig) -> TokenSequence:
         response_ids=sample.token_ids,
         loss_mask=None if sample.num_written == sample.num_tokens else sample.loss_mask,
         experts=replayed[actor.routing_replay],
+        starts=sample.starts,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -26,6 +26,28 @@ class TokenSequence:
     response_ids: Int[Tensor, "T"]
     experts: Experts | None = None  # to be replayed in place of the routers' choice
     loss_mask: Bool[Tensor, "T"] | None = None  # the W response tokens that are scored; None: all of them
+    starts: tuple[int, ...] = ()  # where in the response contexts of their own begin, as in Sample
+
+    @property
+    def parts(self) -> list["TokenSequence"]:
+        """The sequences that a model reads: this one, or one for each context."""
+        if not self.starts:
+            return [self]
+        bounds = sorted({0, *self.starts, len(self.response_ids)})
+        return [self._part(start, after) for start, after in pairwise(bounds)]
+
+    def _part(self, start: int, after: int) -> "TokenSequence":
+        assert self.loss_mask is not None  # no token of a context is scored
+        ids, mask, size = self.response_ids[start:after], self.loss_mask[start:after], 0
+        if start in self.starts:
+            size, shared = int(mask.int().argmax()), len(self.prompt_ids)
+            if shared <= size and (*ids[:shared].tolist(),) == self.prompt_ids:
+                size = shared  # which a pack has only once
+        prompt_ids, experts = (*ids[:size].tolist(),) or self.prompt_ids, self.experts
+        if experts is not None:
+            row = experts.row[start:after]
+            experts = Experts(prefix=row[1:size] if size else experts.prefix, row=row[size:])
+        return TokenSequence(prompt_ids=prompt_ids, response_ids=ids[size:], experts=experts, loss_mask=mask[size:])
 
     @property
     def scored_ids(self) -> Int[Tensor, "W"]:
@@ -76,15 +98,16 @@ class Pack:
     """N tokens of a forward pass, block after block.
 
     Example: of a prompt (5, 7) with the response (3, 9, 1): ids = [5, 7, 3, 9], positions = [0, 1, 2, 3],
-    predictors = [1, 2, 3], rows = (slice(1, 4),), prefixes = (slice(0, 1),).
+    predictors = [1, 2, 3], rows = (slice(1, 4),), prefixes = (slice(0, 1),), parts = ((0,),).
     """
 
     ids: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]  # the position of each token in its sequence
     blocks: tuple[Block, ...]
     predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a scored token, sequence after sequence
-    rows: tuple[slice, ...]  # of each sequence, the tokens before each of its response's tokens
-    prefixes: tuple[slice, ...]  # of each sequence, the prompt without its last token; several may share it
+    rows: tuple[slice, ...]  # of each part, the tokens before each of its response's tokens
+    prefixes: tuple[slice, ...]  # of each part, the prompt without its last token; several may share it
+    parts: tuple[tuple[int, ...], ...]  # of each sequence
     experts: Integer[Tensor, "N L K"] | None  # the experts that are replayed
 
 
@@ -93,6 +116,7 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
 
     The last token of a response is left out: it predicts nothing that is scored.
     """
+    sequences, parts = _parts(sequences)
     lengths = [sequence.num_tokens - 1 for sequence in sequences]
     starts = [0, *accumulate(lengths)]  # of each sequence, in the order of `sequences`
     blocks, order, end = list[Block](), list[Tensor](), 0
@@ -122,9 +146,10 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
         ids=laid_out([torch.cat([torch.tensor(s.prompt_ids), s.response_ids[:-1]]) for s in sequences]),
         positions=laid_out([torch.arange(length) for length in lengths]),
         blocks=tuple(blocks),
-        predictors=torch.cat(scored).to(device, non_blocking=True),
+        predictors=torch.cat([scored[index] for own in parts for index in own]).to(device, non_blocking=True),
         rows=tuple(rows),
         prefixes=tuple(prefixes),
+        parts=parts,
         experts=laid_out(experts) if experts else None,
     )
 
@@ -150,6 +175,28 @@ def micro_batches(
                 batches.append([index])
                 used = sequences[index].num_tokens
     return batches
+
+
+def _parts(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], tuple[tuple[int, ...], ...]]:
+    """The parts of sequences, first the first of each, so that neighbours stay such; and the indices of each one's."""
+    split, indices = [sequence.parts for sequence in sequences], list[tuple[int, ...]]()
+    parts = [own[0] for own in split]
+    for number, (_, *others) in enumerate(split):
+        indices.append((number, *range(len(parts), len(parts) + len(others))))
+        parts += others
+    return parts, tuple(indices)
+
+
+def join_experts(parts: Sequence[Experts], *, is_own: bool) -> Experts:
+    """The experts of a sequence's parts, as Sample has them; `is_own`: the first has a context of its own, too.
+
+    A context stands in the row as a whole, behind a blank: no token is before its first.
+    """
+    first, *others = parts
+    if is_own:
+        first, others = Experts(prefix=first.prefix[:0], row=first.row[:0]), [*parts]
+    rows = [row for each in others for row in (torch.zeros_like(each.row[:1]), each.prefix, each.row)]
+    return Experts(prefix=first.prefix, row=torch.cat([first.row, *rows]) if rows else first.row)
 
 
 def _groups(sequences: Sequence[TokenSequence]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from gspo.model.head import Head, token_likelihood
 from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
 from gspo.model.neighbours import check_padding
-from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
+from gspo.model.packing import EMPTY, Pack, TokenSequence, join_experts, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
 from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
 from gspo.model.routing import Routing, find_routing
@@ -183,7 +183,7 @@ def response_likelihood(
         logprobs=logprobs,
         entropy=entropy,
         hidden=hidden,
-        experts=None if experts is None else _by_sequence(experts.cpu(), layout),
+        experts=None if experts is None else _by_sequence(experts.cpu(), layout, sequences),
         router_logits=tuple(router_logits),
     )
 
@@ -195,11 +195,15 @@ def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float
     return hidden
 
 
-def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Experts, ...]:
+def _by_sequence(
+    experts: Integer[Tensor, "N L K"], layout: Pack, sequences: Sequence[TokenSequence]
+) -> tuple[Experts, ...]:
     """The experts of each sequence, copied so that the pack can be freed; a shared prefix is copied once."""
-    prefixes = {span.start: experts[span].clone() for span in layout.prefixes}
+    prefixes = {span: experts[slice(*span)].clone() for span in {(span.start, span.stop) for span in layout.prefixes}}
     spans = zip(layout.prefixes, layout.rows, strict=True)
-    return tuple(Experts(prefix=prefixes[prefix.start], row=experts[row].clone()) for prefix, row in spans)
+    parts = [Experts(prefix=prefixes[span.start, span.stop], row=experts[row].clone()) for span, row in spans]
+    joined = zip(layout.parts, sequences, strict=True)
+    return tuple(join_experts([parts[i] for i in own], is_own=each.starts[:1] == (0,)) for own, each in joined)
 
 
 def try_save(model: Any, tokenizer: Any, *, where: str) -> None:

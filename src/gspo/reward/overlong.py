@@ -17,7 +17,7 @@ def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
         if (score := sample.score) is not None:
             penalty = None
             if score.reward is not None:
-                penalty = overlong_penalty(sample.num_tokens, limit, sampling.overlong_margin)
+                penalty = overlong_penalty(sample.num_limited, limit, sampling.overlong_margin)
                 score = replace(_with_added(score, penalty), penalty=penalty)
             changed[sample] = replace(sample, score=replace(score, parts={**score.parts, PART: penalty}))
     return batch.with_changed(changed)

@@ -237,7 +237,7 @@ class Source:
         return has_changed
 
     def _is_other(self, drawn: Drawn, group: Group) -> bool:
-        longest = max(sample.num_tokens for sample in group.samples)
+        longest = max(sample.num_limited for sample in group.samples)
         return drawn.temperature != self.sampling.temperature or longest > self.sampling.max_new_tokens
 
     def _age(self, group: Group) -> int:
