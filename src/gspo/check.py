@@ -136,7 +136,8 @@ def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[st
     judge, _ = verdict(score)
     for function in functions:
         if function.call is environment:
-            yield "reward      environment: what get_reward returns in the end"
+            what = "what get_reward returns in the end" if function.name == "environment" else "what it returns"
+            yield f"reward      {function.name}: {what}"
             continue
         name, values = function.name, {text: score.parts[function.name] for text, score in probed}
         shown = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in values.items()]

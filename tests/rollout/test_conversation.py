@@ -223,7 +223,7 @@ def test_a_tool_that_gives_no_answer_masks_the_response(batch_of: Any) -> None:
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
     """A sampler whose untrained policy calls a tool by some of its tokens."""
-    monkeypatch.setattr("gspo.rollout.conversation._CALL", re.compile(r"([0-9])"))
+    monkeypatch.setattr("gspo.rollout.conversation.CALL", re.compile(r"([0-9])"))
 
     async def answer(self: Tools, session: str, call: str) -> Result:
         return Result(text=f"{call} + {call} = {2 * int(call)}")

@@ -96,7 +96,7 @@ class _Digits:
 
 @pytest.fixture(autouse=True)
 def _game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo.rollout.conversation._CALL", _Digits)
+    monkeypatch.setattr("gspo.rollout.conversation.CALL", _Digits)
     (tmp_path / "game.py").write_text(GAME)
 
 
@@ -216,7 +216,7 @@ def test_an_environment_that_cannot_be_is_one_message(name: str, sentence: str) 
     [
         (
             ["rollout.tools=[calculator]", "rollout.environment=game.py:Game"],
-            "give rollout.tools or rollout.environment",
+            "give one of rollout.tools, rollout.environment",
         ),
         (["reward=environment"], "reward: environment is what rollout.environment gives"),
         (

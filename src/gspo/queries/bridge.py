@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo.queries.render import CUT, special_tokens
-from gspo.queries.template import ChatTemplate
+from gspo.queries.template import ChatTemplate, with_text
 from gspo.recipe.sections import QueriesConfig
+from gspo.types import Messages
 
 _BEFORE, _AFTER = "\n<tool_response>\n", "\n</tool_response>\n"  # where there is no template, and around texts of users
 PLAIN = f"<tool_call></tool_call>{_BEFORE}{_AFTER}"  # what a tokenizer without a template must be able to write
@@ -57,6 +58,25 @@ class Bridge:
             pieces[place] = self._cut(pieces[place])
         return self._encoded_behind(end, "".join(pieces))
 
+    def rendered(self, messages: Messages, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation up to the policy's next turn; UserError for messages that the template leaves out.
+
+        What others than the policy say has a mark in each special token, across which `encoded` reads none.
+        """
+        assert self._template is not None  # `role` says so
+        own = [with_text(message, where="messages") for message in messages]
+        for message in own:
+            if message["role"] != "assistant":
+                message["content"] = self._cut(message["content"])
+        variables = self._variables | ({"tools": [*schemas]} if schemas else {})
+        return self._template.prompt(own, variables, where="messages")[0]
+
+    def encoded(self, marked: str, end: str | None = None) -> list[int]:
+        """The tokens of a text of `rendered`, or of what follows in it behind a token that is written `end`."""
+        if end is not None:
+            return self._encoded_behind(end, marked)
+        return [token for piece in marked.split(CUT) for token in self._encoded(piece)]
+
     def _cut(self, text: str) -> str:
         """The text with a mark in each special token, across which none is read."""
         special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
@@ -71,3 +91,11 @@ class Bridge:
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def behind(marked: str, number: int) -> str:
+    """Return what follows a number of characters of a text, marks not counted."""
+    pieces = marked.split(CUT)
+    while number > len(pieces[0]):
+        number -= len(pieces.pop(0))
+    return CUT.join([pieces[0][number:], *pieces[1:]])

@@ -14,6 +14,7 @@ from gspo.recipe.sections import QueriesConfig
 from gspo.types import Messages, Query
 
 CUT = "\ufdd0\ufdd1"  # no characters: within a special token that is to be plain text
+NO_TOOLS = "the tokenizer's chat template shows the model no tools"
 _PLACE = re.compile(r"<\|?(?:image|video|audio)[\w-]*\|?>", re.IGNORECASE)
 _MEDIA = re.compile("image|picture|photo|video|audio|sound|speech", re.IGNORECASE)
 _IS_TEMPLATED = (
@@ -67,7 +68,7 @@ def variable_notes(queries: Sequence[Query], tokenizer: Any, settings: QueriesCo
     template = str(getattr(tokenizer, "chat_template", None))
     unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
     note = f"{_ARGUMENTS}: the tokenizer's chat template has no variable "
-    untold = "the tokenizer's chat template shows the model no tools: describe rollout.tools in queries.system"
+    untold = f"{NO_TOOLS}: describe rollout.tools in queries.system"
     return [untold if name == "tools" else f"{note}{name}" for name in unknown]
 
 

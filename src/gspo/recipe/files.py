@@ -16,7 +16,7 @@ _PATHS = re.compile(
 )
 _FUNCTIONS = re.compile(
     r"(evaluation\.suites\.[0-9]+\.)?(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations"
-    r"|rollout\.(tools(\.([0-9]+|\+))?|environment)"
+    r"|rollout\.(tools(\.([0-9]+|\+))?|environment|agent)"
 )
 _MODELS = ("model", "actor")  # their keys name directories
 

@@ -28,6 +28,7 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     all_rewards = [*rewards, *(reward for suite in recipe.evaluation.suites for reward in suite.reward)]
+    names = {reward.function for reward in all_rewards}
     return {
         """give exactly one of model.path (weights) and model.architecture (a new model)
         """: (model.path is None) == (model.architecture is None),
@@ -60,13 +61,15 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
         """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
-        """rollout.segment_separator with rollout.tools or environment: a response of several turns is not cut into
-        segments; leave one out
+        """rollout.segment_separator with rollout.tools, environment or agent: a response of several turns is not cut
+        into segments; leave one out
         """: rollout.has_turns and rollout.segment_separator is not None,
-        """give rollout.tools or rollout.environment, whose methods are its tools, not both
-        """: rollout.tools and rollout.environment is not None,
+        """give one of rollout.tools, rollout.environment, whose methods are its tools, and rollout.agent
+        """: bool(rollout.tools) + (rollout.environment is not None) + (rollout.agent is not None) > 1,
         """reward: environment is what rollout.environment gives in the end; name a class there
-        """: rollout.environment is None and any(reward.function == "environment" for reward in all_rewards),
+        """: rollout.environment is None and "environment" in names,
+        """reward: agent is what rollout.agent returns in the end; name a program there
+        """: rollout.agent is None and "agent" in names,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
     }
@@ -246,9 +249,11 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         **{
-            (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.has_turns
-            for name in ("max_turns", "tool_seconds", "tool_characters")
+            (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.has_turns and rollout.agent is None
+            for name in ("tool_seconds", "tool_characters")
         },
+        **{(f"rollout.{name}", "rollout.agent"): rollout.agent for name in ("agent_seconds", "max_context", "history")},
+        ("rollout.max_turns", "rollout.tools, environment or agent"): rollout.has_turns,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,

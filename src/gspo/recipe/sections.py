@@ -290,6 +290,16 @@ class RolloutConfig(Section):
         None,
         "Instead of tools: a [class](../guides/tools.md#environments) with a state for each response.",
     )
+    agent: PathText | None = key(
+        None, "Instead of both: a [program](../guides/agents.md) that asks for completions by OpenAI's protocol."
+    )
+    agent_seconds: PositiveFloat = key(600.0, "The limit in seconds of an agent's whole response.")
+    max_context: Positive = key(4096, "With an agent, the most tokens of a prompt and the completion behind it.")
+    history: Literal["branch", "append", "refuse"] = key(
+        "branch",
+        "With an agent, what becomes of a turn that the chat template writes in another way than it was sampled: a "
+        "context of its own follows, or the sampled tokens are kept, or the run ends.",
+    )
     max_turns: Positive = key(8, "The most turns of the policy in a response; calls of the last one are not made.")
     tool_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call of a tool.")
     tool_characters: Positive = key(4000, "A tool's result is cut off after this number of characters.")
@@ -307,7 +317,7 @@ class RolloutConfig(Section):
     @property
     def has_turns(self) -> bool:
         """Tell whether a response may have several turns."""
-        return bool(self.tools) or self.environment is not None
+        return bool(self.tools) or self.environment is not None or self.agent is not None
 
     @property
     def is_in_trainer(self) -> bool:

@@ -234,7 +234,7 @@ def own_response(function: Any, columns: Mapping[str, Any], options: Mapping[str
 def environment(
     completions: Sequence[Any], environment_rewards: Sequence[float | None], **_: Any
 ) -> Sequence[float | None]:
-    """What each response's environment gave in the end (rollout.environment); None where it has no get_reward."""
+    """What each response's environment or agent gave in the end; None where it gives nothing."""
     return environment_rewards
 
 
@@ -245,6 +245,7 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "reasoning_gym": reasoning_gym,
     "code": code,
     "environment": environment,
+    "agent": environment,
 }
 VERIFIERS = ("math", "reasoning_gym", "code")  # they compute what others have written
 # Keyword arguments that the recipe alone sets; what else they take is a column of the data.
@@ -255,6 +256,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "reasoning_gym": ("seconds_per_answer", "in_sandbox", "thinking"),
     "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests", "thinking"),
     "environment": (),
+    "agent": (),
 }
 
 

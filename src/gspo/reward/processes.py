@@ -25,7 +25,7 @@ from gspo.errors import UserError
 from gspo.reward.calls import RewardFunction
 from gspo.reward.limits import MARK, end_tree
 from gspo.reward.reply import Arguments, Reply, timed_out
-from gspo.reward.worker import HEADER, Request
+from gspo.reward.worker import HEADER, Request, Role
 
 START_SECONDS = 120.0
 MAX_PROCESSES = 8
@@ -62,7 +62,7 @@ class Processes:
         is_async: bool = False,
         concurrent_calls: int | None = None,
         is_verifier: bool = False,
-        is_tool: bool = False,
+        role: Role = "reward function",
         keeps_state: bool = False,
         output: int = 2,
     ) -> None:
@@ -71,12 +71,12 @@ class Processes:
         most = MAX_COROUTINES if is_async else min(MAX_PROCESSES, os.cpu_count() or 1)
         self._places = asyncio.Semaphore(concurrent_calls or most)
         self._alone = asyncio.Semaphore(1)  # for a call that is made by itself, since one beside it ended the process
-        self._where = f"{'tool' if is_tool else 'reward function'} {function}"
+        self._where = f"{role} {function}"
         self._setup: dict[str, Any] = {
             "name": function,
             "is_async": is_async,
             "is_verifier": is_verifier,
-            "is_tool": is_tool,
+            "role": role,
             "home": str(Path(gspo.__file__).parents[1]),
             "path": [os.path.abspath(path) for path in sys.path if isinstance(path, str)],  # noqa: PTH100
         }

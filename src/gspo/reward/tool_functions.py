@@ -114,7 +114,7 @@ def _as_environment(kind: type) -> Callable[..., Any]:
         if error is not None:
             return _error(error) if name in methods else _fault(kind, name, error)
         if name == "get_reward":
-            return _reward(kind, value)
+            return _reward(f"{kind.__name__}.get_reward", value)
         return ToolResult("") if name == "reset" and value is None else _result(value)
 
     async def call(session: str, method: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
@@ -134,6 +134,31 @@ def _as_environment(kind: type) -> Callable[..., Any]:
         return [await made(method, instance, arguments, thread)]
 
     return call
+
+
+def as_agent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that has an agent play a row; of a class, an instance for each row does, by its method `run`.
+
+    One that is not async runs in a thread of its own, so that no response waits for another's.
+    """
+    name = getattr(function, "__name__", "agent")
+
+    async def play(row: Mapping[str, Any], base_url: str, api_key: str) -> list[ToolResult]:
+        def run() -> Any:
+            own = function().run if isinstance(function, type) else function
+            return own(dict(row), base_url=base_url, api_key=api_key)
+
+        thread = ThreadPoolExecutor(1)
+        value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, run, {})
+        thread.shutdown(wait=False)
+        if error is None and inspect.isawaitable(value):
+            value, error = await _awaited(lambda: value, {})
+        if error is not None:
+            text = f"{name} raises {type(error).__name__}: {error}{error_line(error, function)}"
+            return [ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])]
+        return [_reward(name, value)]
+
+    return play
 
 
 def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
@@ -159,14 +184,14 @@ def _fault(kind: type, method: str, error: BaseException) -> ToolResult:
     return ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])
 
 
-def _reward(kind: type, value: Any) -> ToolResult:
+def _reward(name: str, value: Any) -> ToolResult:
     """A number as the trainer reads it."""
     if value is None:
         return ToolResult("")
     with suppress(TypeError, ValueError):
         if not isinstance(value, str):
             return ToolResult(repr(float(value)))
-    return ToolResult(f"{RAISED}{kind.__name__}.get_reward returns {repr(value)[:80]}, which is no number")
+    return ToolResult(f"{RAISED}{name} returns {repr(value)[:80]}, which is no number")
 
 
 def _result(value: Any) -> ToolResult:

@@ -9,14 +9,17 @@ from transformers.utils import get_json_schema
 
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
+from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import RewardFunction, is_async, parameters_of
 from gspo.reward.functions import close_functions
 from gspo.reward.processes import Processes
 from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, RAISED, find_tool, tool_methods
-from gspo.rollout.tools import Environment, Result, Tool, Tools
+from gspo.rollout.endpoint import Endpoint
+from gspo.rollout.tools import Agent, Environment, Result, Tool, Tools
 from gspo.types import Failure
 
+_ALL = 2**20  # calls at a time
 _FORM = """write it as:
     def lookup(word: str) -> str:
         \"\"\"Look up a word.
@@ -32,8 +35,10 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
 
     What processes print goes to the file descriptor `output`.
     """
-    environment = None
-    if settings.environment is not None:
+    environment, agent = None, None
+    if settings.agent is not None:
+        agent, tools, functions = _agent(settings.agent, settings, output)
+    elif settings.environment is not None:
         environment, tools, functions = _environment(settings.environment, settings, output)
     else:
         functions = [_function(name, settings, output) for name in settings.tools]
@@ -42,13 +47,38 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
     where = "rollout.tools" if settings.environment is None else "rollout.environment"
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
+    bridge = Bridge(tokenizer, queries, [tool.schema for tool in tools])
+    if agent is not None and bridge.role is None:
+        fix = "use an instruct model's tokenizer (model.tokenizer)"
+        raise UserError("an agent's messages need a chat template", where="rollout.agent", fix=fix)
+
+    def close() -> None:
+        close_functions(functions)
+        if agent is not None:
+            agent.endpoint.close()
+
     return Tools(
         by_name={tool.name: tool for tool in tools},
-        bridge=Bridge(tokenizer, queries, [tool.schema for tool in tools]),
+        bridge=bridge,
         functions=[function.call for function in functions],
-        close=partial(close_functions, functions),
+        close=close,
         environment=environment,
+        agent=agent,
     )
+
+
+def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, list[Tool], list[RewardFunction]]:
+    """The agent; it has no tools that gspo knows of."""
+    call = load_callable(name, where="rollout.agent")
+    # All are under way together: none of them waits for another to end.
+    host = Processes(name, is_async=True, concurrent_calls=_ALL, role="agent", keeps_state=True, output=output)
+    own_name = getattr(call, "__name__", name.rpartition(":")[2])
+    function = RewardFunction(name=own_name, call=call, time_limit_seconds=settings.agent_seconds, host=host)
+
+    async def run(row: Mapping[str, Any], base_url: str, api_key: str) -> Result:
+        return await _made(function, {"row": row, "base_url": base_url, "api_key": api_key}, most=None, kind="agent")
+
+    return Agent(run=run, endpoint=Endpoint()), [], [function]
 
 
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
@@ -60,7 +90,7 @@ def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction
     if is_class and settings.environment is None:
         fix = f"set rollout.environment: {name}, whose methods are the tools"
         raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
-    host = Processes(name, is_async=is_class or is_async(call), is_tool=True, keeps_state=is_class, output=output)
+    host = Processes(name, is_async=is_class or is_async(call), role="tool", keeps_state=is_class, output=output)
     own_name = getattr(call, "__name__", name.rpartition(":")[2])
     return RewardFunction(name=own_name, call=call, time_limit_seconds=settings.tool_seconds, host=host)
 
@@ -97,17 +127,19 @@ def _environment(
     return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), tools, [function]
 
 
-async def _made(function: RewardFunction, arguments: Mapping[str, Any], *, most: int | None) -> Result:
+async def _made(
+    function: RewardFunction, arguments: Mapping[str, Any], *, most: int | None, kind: str = "tool"
+) -> Result:
     """The result of a call, of at most so many characters; a place is waited for."""
     reply, _ = await function.host.make(function, arguments, 1)
-    kind, text = reply.kind, str(reply.values[0]) if reply.kind is None else f"{ERROR}{reply.what}"
+    fault, text = reply.kind, str(reply.values[0]) if reply.kind is None else f"{ERROR}{reply.what}"
     if text == LOST:
-        kind, text = "crashed", "its process has ended"
+        fault, text = "crashed", "its process has ended"
     elif text.startswith(RAISED):
         return Result(text="", failure=Failure(kind="raised", message=text.removeprefix(RAISED)))
-    if kind in ("timed_out", "crashed"):
+    if fault in ("timed_out", "crashed"):
         what = reply.what or text
-        return Result(text="", failure=Failure(kind=kind, message=f"tool {function.name}: {what}"))
+        return Result(text="", failure=Failure(kind=fault, message=f"{kind} {function.name}: {what}"))
     return Result(text=text[:most], is_error=reply.kind is not None or text.startswith(ERROR))
 
 

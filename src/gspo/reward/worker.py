@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from gspo.errors import UserError
 from gspo.reward.builtin import find_function, math
@@ -26,6 +26,7 @@ OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot 
 LONGEST_TIMER_SECONDS = 1e9
 
 Function = Callable[..., Any]
+Role = Literal["reward function", "tool", "agent"]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
 HEADER = struct.Struct(">Q")  # the size of a reply
 
@@ -33,7 +34,7 @@ _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the pr
 
 
 def main(
-    *, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, is_tool: bool, path: list[str]
+    *, descriptor: int, mark: str, name: str, is_async: bool, is_verifier: bool, role: Role, path: list[str]
 ) -> None:
     """Import the function, say so, and make calls until the trainer is gone."""
     link = socket.socket(fileno=descriptor)
@@ -49,7 +50,7 @@ def main(
                 resource.setrlimit(limit, (value, value))
     ready = Reply()
     try:
-        function = _find_tool(name) if is_tool else find_function(name)
+        function = find_function(name) if role == "reward function" else _find_tool(name, role)
         _prepare(name)
     except UserError as error:
         ready = Reply(user_error=(error.what, None, error.fix))
@@ -89,10 +90,11 @@ async def _serve(link: socket.socket, function: Function, received: SimpleQueue[
         task.add_done_callback(lambda _: None if tasks else faulthandler.cancel_dump_traceback_later())
 
 
-def _find_tool(name: str) -> Function:
-    from gspo.reward.tool_functions import as_tool, find_tool  # pydantic takes a while, and rewards need none of it
+def _find_tool(name: str, role: Role) -> Function:
+    # pydantic takes a while, and rewards need none of it
+    from gspo.reward.tool_functions import as_agent, as_tool, find_tool
 
-    return as_tool(find_tool(name))
+    return as_tool(find_tool(name)) if role == "tool" else as_agent(find_tool(name))
 
 
 def _end_self_after(seconds: float) -> None:

@@ -1,6 +1,5 @@
 """Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
 
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,11 @@ from torch import Tensor
 from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.dialects import CALL
 from gspo.rollout.segments import text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Tools
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
-
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 @dataclass(kw_only=True)
@@ -79,7 +77,7 @@ class Conversation:
         """Make the calls of the last turn; return what follows it, or None where the response has ended."""
         sample = written.samples[-1]
         written.finish_reason = sample.finish_reason
-        calls = _CALL.findall(sample.text) if sample.finish_reason == "stop" else []
+        calls = CALL.findall(sample.text) if sample.finish_reason == "stop" else []
         if calls and len(written.samples) == self._settings.max_turns:
             written.finish_reason = "turns"
         if written.finish_reason != "stop" or not calls:
@@ -119,14 +117,14 @@ class Conversation:
             finish_reason=written.finish_reason,
             sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
             full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
-            versions=tuple(_merged([span for sample in samples for span in sample.versions])),
+            versions=tuple(merged([span for sample in samples for span in sample.versions])),
             experts=experts,
             turns=tuple(written.turns),
             failure=written.failure,
         )
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The spans, those of one version that follow each other as one."""
     merged = list[tuple[int, int]]()
     for version, count in spans:

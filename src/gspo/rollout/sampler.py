@@ -15,6 +15,7 @@ from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.agent import AgentRollout
 from gspo.rollout.conversation import Conversation
 from gspo.rollout.keys import SamplingKey, key_of_turn
 from gspo.rollout.shaping import biased_ids
@@ -22,7 +23,7 @@ from gspo.rollout.single_turn import SingleTurn
 from gspo.rollout.tools import Tools
 from gspo.types import Group, Query, Sample, ShowProgress
 
-Rollout = SingleTurn | Conversation
+Rollout = SingleTurn | Conversation | AgentRollout
 
 
 class Ended:
@@ -199,6 +200,12 @@ class Sampler:
                 biases=biased_ids(settings.logit_bias, policy.tokenizer, len(policy.head.weight)),
                 stop_ids=policy.stop_ids,
             )
-            rollout = Conversation(policy, settings, self._tools) if self._tools else SingleTurn(policy, settings)
-            self._made = (settings, rollout, sampling)
+            self._made = (settings, _rollout(policy, settings, self._tools), sampling)
         return self._made[1:]
+
+
+def _rollout(policy: Policy, settings: RolloutConfig, tools: Tools | None) -> Rollout:
+    if tools is None:
+        return SingleTurn(policy, settings)
+    agent = tools.agent
+    return Conversation(policy, settings, tools) if agent is None else AgentRollout(policy, settings, tools, agent)

@@ -8,6 +8,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.loop import all_of
 from gspo.queries.bridge import Bridge
+from gspo.rollout.endpoint import Endpoint
 from gspo.types import Failure, Query
 
 _MAX_LEVELS = 100  # of nesting, in the arguments of a call
@@ -48,6 +49,17 @@ class Environment:
     has_reward: bool
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Agent:
+    """A program that asks the endpoint for completions, and returns a reward or nothing.
+
+    Example: await Agent(run=…, endpoint=Endpoint()).run({"prompt": "2 + 3?"}, base_url, api_key) == Result(text="1.0")
+    """
+
+    run: Callable[[Mapping[str, Any], str, str], Awaitable[Result]]  # with a row
+    endpoint: Endpoint
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """The tools of a run, and how their results are written.
@@ -60,6 +72,7 @@ class Tools:
     functions: Sequence[Callable[..., Any]]  # what the recipe names
     close: Callable[[], None]  # ends their processes
     environment: Environment | None = None
+    agent: Agent | None = None  # instead of tools and environment
 
     async def begin(self, session: str, query: Query) -> str | None:
         """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""

@@ -39,7 +39,7 @@ from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.run.tools import fit_tools, open_set, try_environment, with_open_ends
+from gspo.run.tools import agent_notes, fit_tools, open_set, try_environment, with_open_ends
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
@@ -127,6 +127,7 @@ def load_inputs(
     queries = QuerySet(train=with_open_ends(queries.train, tools), held_out=with_open_ends(queries.held_out, tools))
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
+    notes += agent_notes(tools, tokenizer)
     say("starting and trying the reward functions")
     if trains:
         try_environment(tools, queries.train[0])
@@ -195,7 +196,8 @@ def _read_rows(
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:
     """The most tokens that a prompt and its response may have, in training or in an evaluation."""
     asked = [(queries.train, recipe.rollout), *((eval_set.queries, eval_set.sampling) for eval_set in sets)]
-    return max((len(own.prompt_ids) + sampling.max_new_tokens for each, sampling in asked for own in each), default=0)
+    lengths = (len(own.prompt_ids) + sampling.max_new_tokens for each, sampling in asked for own in each)
+    return max(lengths, default=0) if recipe.rollout.agent is None else recipe.rollout.max_context
 
 
 def prepare(

@@ -8,6 +8,7 @@ from gspo import loop
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet
 from gspo.evaluation.sets import SetRows
+from gspo.queries.render import NO_TOOLS
 from gspo.queries.source import RowSet
 from gspo.recipe.schema import Recipe
 from gspo.reward.tools import load_tools
@@ -70,6 +71,12 @@ def try_environment(tools: Tools | None, query: Query) -> None:
 
     if tools is not None and tools.environment is not None:
         loop.run(try_out(tools))
+
+
+def agent_notes(tools: Tools | None, tokenizer: Any) -> list[str]:
+    """Say so where an agent's tools would not reach the model."""
+    is_told = tools is None or tools.agent is None or "tools" in str(tokenizer.chat_template)
+    return [] if is_told else [f"{NO_TOOLS}: an agent that has some must describe them in a message"]
 
 
 def open_set(eval_set: EvaluationSet, tools: Tools | None) -> EvaluationSet:

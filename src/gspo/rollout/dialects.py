@@ -1,0 +1,252 @@
+"""What agents ask for and get, in the form of OpenAI's chat completions and of Anthropic's messages."""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gspo.types import Messages
+
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_OPENAI = {
+    **{"n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False},
+    **{"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True},
+}
+_ANTHROPIC = {"tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}}
+_READ = ("messages", "tools", "stream", "max_tokens", "max_completion_tokens", "stop", "stop_sequences", "system")
+_IGNORED = ("model", "user", "metadata", "store", "stream_options", "service_tier")  # of none of them tokens depend
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class RefusedError(Exception):
+    """A request that is not answered, with the reason and the status of HTTP."""
+
+    def __init__(self, what: str, status: int = 400) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an agent asks for: the policy's next message, behind these in OpenAI's form.
+
+    Example: Request(messages=[{"role": "user", "content": "2 + 3?"}], tools=(), most=None, stop=())
+    """
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]]
+    most: int | None  # tokens
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The policy's message.
+
+    Example: Answer(content="5", calls=(), finish_reason="stop", num_read=12, num_written=2)
+    """
+
+    content: str
+    calls: Sequence[Mapping[str, Any]]  # {"name": …, "arguments": {…}}
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    num_read: int
+    num_written: int
+
+
+def answer_of(text: str, *, is_cut: bool, has_tools: bool, num_read: int, num_written: int) -> Answer:
+    """The message that a text is; where the agent has tools, what stands in `<tool_call>` tags are calls."""
+    calls = [_call(found) for found in CALL.findall(text)] if has_tools else []
+    made = [call for call in calls if call is not None]
+    is_call = bool(calls) and len(made) == len(calls)  # else the agent reads what the policy wrote
+    reason: Literal["stop", "length", "tool_calls"] = "length" if is_cut else "tool_calls" if is_call else "stop"
+    content = text[: text.index("<tool_call>")].strip() if is_call else text
+    counts = {"num_read": num_read, "num_written": num_written}
+    return Answer(content=content, calls=made if is_call else (), finish_reason=reason, **counts)
+
+
+def _call(text: str) -> dict[str, Any] | None:
+    try:
+        said = json.loads(text)
+        name, arguments = said["name"], said.get("arguments", {})
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    is_call = isinstance(name, str) and isinstance(arguments, dict)
+    return {"name": name, "arguments": arguments} if is_call else None
+
+
+class OpenAI:
+    """Chat completions."""
+
+    @staticmethod
+    def request(body: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
+        """Read a request; RefusedError for what would change the distribution that is `given`, by key."""
+        _check(body, {**_OPENAI, **given})
+        stop = body.get("stop") or ()
+        messages = [_openai_message(message) for message in body["messages"]]
+        most = body.get("max_completion_tokens") or body.get("max_tokens")
+        stops = (stop,) if isinstance(stop, str) else (*stop,)
+        return Request(messages=messages, tools=body.get("tools") or (), most=most, stop=stops)
+
+    @staticmethod
+    def response(answer: Answer, model: str) -> dict[str, Any]:
+        """The answer, whole."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
+        if answer.calls:
+            message["tool_calls"] = _openai_calls(answer)
+        choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
+        frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": 0, "model": model}
+        return {**frame, "choices": [choice], "usage": _openai_usage(answer)}
+
+    @staticmethod
+    def events(answer: Answer, model: str) -> Iterator[tuple[str | None, Any]]:
+        """The answer as a stream: names and contents of events."""
+        frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion.chunk", "created": 0, "model": model}
+        delta: dict[str, Any] = {"role": "assistant", "content": answer.content}
+        if answer.calls:
+            delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(_openai_calls(answer))]
+        for part, reason in ((delta, None), ({}, answer.finish_reason)):
+            yield None, {**frame, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]}
+        yield None, {**frame, "choices": [], "usage": _openai_usage(answer)}
+        yield None, "[DONE]"
+
+    @staticmethod
+    def error(what: str) -> dict[str, Any]:
+        """Say why a request is refused."""
+        return {"error": {"message": what, "type": "invalid_request_error", "param": None, "code": None}}
+
+
+class Anthropic:
+    """Messages."""
+
+    @staticmethod
+    def request(body: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
+        """Read a request; RefusedError for what would change the distribution that is `given`, by key."""
+        _check(body, {**_ANTHROPIC, **given})
+        messages: Messages = []
+        if system := body.get("system"):
+            messages.append({"role": "system", "content": system})
+        for message in body["messages"]:
+            messages += _from_anthropic(message)
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool.get("description", ""),
+                    "parameters": tool.get("input_schema", {}),
+                },
+            }
+            for tool in body.get("tools") or ()
+        ]
+        stop = (*(body.get("stop_sequences") or ()),)
+        return Request(messages=messages, tools=tools, most=body.get("max_tokens"), stop=stop)
+
+    @staticmethod
+    def response(answer: Answer, model: str) -> dict[str, Any]:
+        """The answer, whole."""
+        return {
+            **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model},
+            **{"content": _blocks(answer), "stop_reason": _REASONS[answer.finish_reason], "stop_sequence": None},
+            "usage": {"input_tokens": answer.num_read, "output_tokens": answer.num_written},
+        }
+
+    @staticmethod
+    def events(answer: Answer, model: str) -> Iterator[tuple[str | None, Any]]:
+        """The answer as a stream: names and contents of events."""
+        whole = Anthropic.response(answer, model)
+        begun = {**whole, "content": [], "stop_reason": None}
+        events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+        for index, block in enumerate(whole["content"]):
+            is_text = block["type"] == "text"
+            said = {"type": "text_delta", "text": block["text"]} if is_text else None
+            said = said or {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            empty = {**block, "text": ""} if is_text else {**block, "input": {}}
+            events.append({"type": "content_block_start", "index": index, "content_block": empty})
+            events.append({"type": "content_block_delta", "index": index, "delta": said})
+            events.append({"type": "content_block_stop", "index": index})
+        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        events.append({"type": "message_delta", "delta": delta, "usage": whole["usage"]})
+        events.append({"type": "message_stop"})
+        return ((event["type"], event) for event in events)
+
+    @staticmethod
+    def error(what: str) -> dict[str, Any]:
+        """Say why a request is refused."""
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": what}}
+
+
+def _check(body: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise RefusedError for keys on which tokens depend, and which are not as they are given."""
+    if not isinstance(body.get("messages"), list) or not all(isinstance(each, dict) for each in body["messages"]):
+        raise RefusedError("messages: give a list of messages")
+    for name, value in body.items():
+        if name in _READ or name in _IGNORED or value is None or (name in given and given[name] == value):
+            continue
+        instead = f"it is {given[name]!r} here" if name in given else "it has no effect here"
+        raise RefusedError(f"{name}: {json.dumps(value)[:80]} cannot be had, for {instead}; leave it out")
+
+
+def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of calls as templates take them."""
+    made = {name: value for name, value in message.items() if value is not None}
+    if calls := made.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        made["tool_calls"] = [
+            {"type": "function", "function": {"name": own["name"], "arguments": _loaded(own["arguments"])}}
+            for own in functions
+        ]
+    return {"content": "", **made}
+
+
+def _loaded(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        raise RefusedError(f"tool_calls: the arguments {arguments[:80]!r} are no JSON") from None
+
+
+def _from_anthropic(message: Mapping[str, Any]) -> Messages:
+    """The message in OpenAI's form: results of tools are messages of their own."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [{"role": message.get("role"), "content": content}]
+    results = [block for block in content if block.get("type") == "tool_result"]
+    calls = [block for block in content if block.get("type") == "tool_use"]
+    texts = [block for block in content if block.get("type") not in ("tool_result", "tool_use", "thinking")]
+    made: Messages = [{"role": "tool", "content": block.get("content") or ""} for block in results]
+    if texts or calls or not results:
+        own: dict[str, Any] = {"role": message.get("role"), "content": texts}
+        if calls:
+            own["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": call["input"]}} for call in calls
+            ]
+        made.append(own)
+    return made
+
+
+def _openai_calls(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+        }
+        for call in answer.calls
+    ]
+
+
+def _openai_usage(answer: Answer) -> dict[str, int]:
+    total = answer.num_read + answer.num_written
+    return {"prompt_tokens": answer.num_read, "completion_tokens": answer.num_written, "total_tokens": total}
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    text = [{"type": "text", "text": answer.content}] if answer.content or not answer.calls else []
+    calls = [
+        {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex}", "name": call["name"], "input": call["arguments"]}
+        for call in answer.calls
+    ]
+    return [*text, *calls]
