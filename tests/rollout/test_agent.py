@@ -14,6 +14,7 @@ from tests.samples import query_of
 from gspo import loop
 from gspo.engine.engine import Completion, LostError
 from gspo.errors import UserError
+from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.rollout.agent import AgentRollout
@@ -110,13 +111,6 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-class _Policy:
-    stop_ids = (END,)
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-
 def played(
     play: Play, policies: Policies, template: str = TEMPLATE, failure: Failure | None = None, **keys: Any
 ) -> Any:
@@ -136,7 +130,8 @@ def played(
     agent = Agent(run=run, endpoint=endpoint)
     tools = Tools(by_name={}, bridge=bridge, functions=(), close=endpoint.close, agent=agent)
     query = query_of([*map(ord, "<user>hi"), END])
-    policy: Any = _Policy(tokenizer)
+    policy: Any = object.__new__(Policy)  # of which nothing else is asked
+    vars(policy).update(tokenizer=tokenizer, stop_ids=(END,))
     try:
         return loop.run(AgentRollout(policy, settings, tools, agent)(query, policies))
     finally:

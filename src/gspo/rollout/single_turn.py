@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -14,6 +14,7 @@ from gspo.rollout.stop_strings import StopStrings, WatchedResponse
 from gspo.types import Experts, Query, Sample
 
 
+@runtime_checkable
 class Generate(Protocol):
     """Have the policy continue token ids."""
 
