@@ -251,6 +251,10 @@ def test_such_a_template_is_refused_on_request() -> None:
         played(play, Policies("<think>x</think>one", "two"), FORGETS, history="refuse")
 
 
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 
 
@@ -272,6 +276,17 @@ def test_calls_of_tools_go_to_the_agent_and_come_back(history: str) -> None:
     again = '<user>hi§<assistant>so<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>§'
     rest = "<tool>2§<assistant>[<tool_call>none§]"
     assert pieces_of(sample) == ([kept + rest] if history == "append" else [kept, again + rest])
+
+
+def test_a_template_without_calls_of_tools_gets_them_as_text() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        first = await client.ask(user("hi"), tools=[TOOL])
+        assert first["content"] is None
+        await client.ask(user("hi"), first, {"role": "tool", "content": "2"}, tools=[TOOL])
+
+    said, template = called("add", a=1), re.sub("{% for c in .*?endfor %}", "", TEMPLATE)
+    whole = f"<user>hi§<assistant>[{said}§]<tool>2§<assistant>[two§]"
+    assert pieces_of(played(play, Policies(said, "two"), template)) == [whole]
 
 
 def test_text_of_others_is_no_special_token() -> None:

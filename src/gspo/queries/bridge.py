@@ -1,5 +1,6 @@
 """The tokens between a call of tools and the policy's next turn: what the tools returned, as the template writes it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class Bridge:
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, queries.date) if has_template else None
         self._schemas = {"tools": [*schemas]} if schemas and has_template else {}
         self._variables = queries.chat_template_kwargs | self._schemas
+        self._writes_calls = "tool_calls" in str(getattr(tokenizer, "chat_template", None))
         self.role = self._template.between(2, self._variables)[0] if self._template else None  # None: plain text
 
     def shown(self, queries: QueriesConfig) -> QueriesConfig:
@@ -68,6 +70,8 @@ class Bridge:
         for message in own:
             if message["role"] != "assistant":
                 message["content"] = self._cut(message["content"])
+            elif not self._writes_calls:
+                message["content"] += "".join(map(_written, message.pop("tool_calls", ())))
         variables = self._variables | ({"tools": [*schemas]} if schemas else {})
         return self._template.prompt(own, variables, where="messages")[0]
 
@@ -91,6 +95,12 @@ class Bridge:
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """The text of a call, where a template has none for it."""
+    said = {name: call["function"][name] for name in ("name", "arguments")}
+    return f"<tool_call>{json.dumps(said, ensure_ascii=False)}</tool_call>"
 
 
 def behind(marked: str, number: int) -> str:
