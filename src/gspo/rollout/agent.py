@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +19,7 @@ from gspo.queries.template import HOLE
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.conversation import merged
 from gspo.rollout.dialects import Answer, RefusedError, Request, answer_of
+from gspo.rollout.keys import number_of
 from gspo.rollout.segments import Continuation, text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Agent, Result, Tools
@@ -108,8 +108,8 @@ class Recording:
         number, room = self._num_requests, min(room, settings.max_context - len(ids))
         self._asked[ids] += 1
         # Not the number of the request, which depends on when others come.
-        digest = blake2b(f"{ids} {self._asked[ids]}".encode(), digest_size=8).digest()
-        generate = partial(self._generate, turn=1 + int.from_bytes(digest), max_new_tokens=room)
+        turn = 1 + number_of([*ids, self._asked[ids]])
+        generate = partial(self._generate, turn=turn, max_new_tokens=room)
         strings = (*settings.stop_strings, *request.stop)
         rollout = SingleTurn(self._policy, settings.model_copy(update={"stop_strings": strings}))
         sample = await rollout(replace(self._query, prompt_ids=ids), generate)

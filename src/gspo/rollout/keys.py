@@ -40,3 +40,8 @@ class SamplingKey:
 def key_of_turn(key: int, turn: int) -> int:
     """Return the key of a turn of the response that has the key; the first turn, 0, has that itself."""
     return key if turn == 0 else int.from_bytes(blake2b(f"{key} {turn}".encode(), digest_size=16).digest(), "big")
+
+
+def number_of(ids: Sequence[int]) -> int:
+    """Return a number of 64 bits that token ids have, and others hardly."""
+    return int.from_bytes(blake2b(repr([*ids]).encode(), digest_size=8).digest())

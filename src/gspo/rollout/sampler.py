@@ -1,7 +1,6 @@
 """From queries to groups of samples, by an engine that knows tokens alone."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,7 +16,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.agent import AgentRollout
 from gspo.rollout.conversation import Conversation
-from gspo.rollout.keys import SamplingKey, key_of_turn
+from gspo.rollout.keys import SamplingKey, key_of_turn, number_of
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.single_turn import SingleTurn
 from gspo.rollout.tools import Tools
@@ -45,7 +44,7 @@ class _Waiting:
     prompt: Prompt
     sampling: Sampling
     promise: asyncio.Future[Future[Completion]]
-    order: tuple[float, int] = (0.0, 0)  # among those that are submitted together
+    order: tuple[bool, int, int] = (False, 0, 0)  # among those that are submitted together
 
 
 class Sampler:
@@ -147,10 +146,9 @@ class Sampler:
         Those that are `in_step` wait for the turns of all others: what is decoded side by side, on which the last bit
         of a likelihood depends, does not depend on how long tools take.
         """
-        order = (math.inf if turn else float(group), key) if in_step else (0.0, 0)
-        if turn:  # whose prompt is no other response's
-            self._num_groups += 1
-            group, key = self._num_groups, key_of_turn(key, turn)
+        if turn:  # those of any responses with the same prompt share it
+            group, key = number_of(ids), key_of_turn(key, turn)
+        order = (bool(turn), group, key) if in_step else (False, 0, 0)
         max_new_tokens = most if max_new_tokens is None else max_new_tokens
         prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
