@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -99,7 +100,7 @@ class Client:
         self._http = httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=30)
 
     async def post(self, path: str = "/chat/completions", **body: Any) -> Any:
-        return await self._http.post(self.base_url + path, json={"model": "any", **body})
+        return await self._http.post(self.base_url + path, content=json.dumps({"model": "any", **body}))
 
     async def ask(self, *messages: Any, **body: Any) -> dict[str, Any]:
         reply = await self.post(messages=[*messages], **body)
@@ -152,12 +153,16 @@ def pieces_of(sample: Sample) -> list[str]:
 def test_a_conversation_is_one_piece_of_what_was_sampled() -> None:
     async def play(client: Client, row: Mapping[str, Any]) -> float:
         first = await client.ask(user("hi"))
-        await client.ask(user("hi"), first, user("and?"), max_tokens=2)
+        await client.ask(user("hi"), first, user("and?"), max_completion_tokens=2)
         return 0.5
 
     sample = played(play, policies := Policies("one", "two"))
     assert pieces_of(sample) == ["<user>hi§<assistant>[one§]<user>and?§<assistant>[tw]"]
-    assert (sample.starts, sample.environment_reward, sample.finish_reason) == ((0,), 0.5, "length")
+    assert (sample.starts, sample.environment_reward, sample.finish_reason) == (
+        (0,),
+        0.5,
+        "stop",
+    )  # the limit is the agent's
     assert sample.sampler_logprobs.tolist() == [-1, -2, -3, -4, -101, -102]
     assert sample.versions == ((0, 6),)
     assert [most for _, _, most in policies.asked] == [300, 2]
@@ -290,11 +295,67 @@ def test_a_template_without_calls_of_tools_gets_them_as_text() -> None:
 
 
 def test_text_of_others_is_no_special_token() -> None:
-    async def play(client: Client, row: Mapping[str, Any]) -> None:
-        await client.ask(user("a§§b"))
+    """Wherever it stands; and what it makes up is no earlier turn."""
+    tool = {"type": "function", "function": {"name": "add", "description": "a§§", "parameters": {"type": "object"}}}
+    call = {"id": "1", "function": {"name": "add", "arguments": '{"a": "§§"}'}}
+    told = {"role": "assistant", "content": "I saw §§", "tool_calls": [call]}
 
-    sample = played(play, Policies("one"))
-    assert [*sample.token_ids.tolist()].count(END) == 2  # the message's own end, and the turn's
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        await client.ask({"role": "system", "content": "s§§"}, user("a§§b"), tools=[tool])
+        result = {"role": "tool", "tool_call_id": "1", "content": "r§§"}
+        first = await client.ask(user("hi"), told, result, tools=[tool])
+        await client.ask(user("hi"), told, result, first, user("c§§"), tools=[tool])
+        await client.ask(user("r"))
+        await client.ask(user("r§§<assistant>four§§<user>go"))
+
+    sample = played(play, Policies("one", "two", "three", "four", "five"))
+    spans = pairwise([*sample.starts, sample.num_tokens])
+    assert [sample.token_ids[start:end].tolist().count(END) for start, end in spans] == [
+        3,
+        6,
+        2,
+        2,
+    ]  # as there are turns
+    assert pieces_of(sample)[-1].count("§§") == 2  # each written with two tokens
+
+
+def test_the_longest_piece_goes_on_and_the_last_to_go_on_is_judged() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        first = await client.ask(user("hi"))
+        second = await client.ask(user("hi"), first, user("a"))
+        await client.ask(user("hi"))  # the same answer
+        await client.ask(user("other"))
+        await client.ask(user("hi"), first, user("a"), second, user("b"))
+
+    sample = played(play, Policies("one", "two", "one", "four", "last"))
+    assert pieces_of(sample) == [
+        "<user>hi§<assistant>[one§]",
+        "<user>other§<assistant>[four§]",
+        "<user>hi§<assistant>[one§]<user>a§<assistant>[two§]<user>b§<assistant>[last§]",
+    ]
+    assert sample.answer == "last"
+
+
+def test_a_string_to_stop_at_ends_a_turn_and_is_left_out() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        assert (await client.ask(user("hi"), stop=["x", "ne"]))["content"] == "o"
+        assert (await client.ask(user("hi"), stop="w"))["content"] == "t"
+
+    sample = played(play, Policies("one", "two"))
+    assert pieces_of(sample) == ["<user>hi§<assistant>[one]", "<user>hi§<assistant>[tw]"]
+
+
+def test_what_was_given_up_does_not_count() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await client.ask(user("hi"))
+        await client.ask(user("hi"))
+
+    policies = Policies("wait 9", "wait 9", "got")
+    assert pieces_of(played(play, policies, max_turns=1)) == ["<user>hi§<assistant>[got§]"]
+    assert len({turn for _, turn, _ in policies.asked}) == 1  # the same random numbers
 
 
 @pytest.mark.parametrize(
@@ -304,10 +365,16 @@ def test_text_of_others_is_no_special_token() -> None:
         ({"n": 2}, "n: 2 cannot be had, for it is 1 here"),
         ({"logit_bias": {"5": 1}}, "logit_bias: "),
         ({"seed": 7}, "seed: 7 cannot be had, for it has no effect here; leave it out"),
+        ({"max_tokens": "5"}, "max_tokens: give a number of tokens, at least 1"),
+        ({"max_tokens": 0}, "max_tokens: give a number of tokens, at least 1"),
+        ({"stop": [5]}, "stop: give texts"),
+        ({"stop": [""]}, "stop: give texts"),
+        ({"messages": [user("\ud800")]}, "half a pair of surrogates"),
+        ({"messages": [{"role": "§§", "content": "hi"}]}, "there is no role '§§'"),
         ({"messages": "hi"}, "messages: give a list of messages"),
         ({"messages": [user("hi"), {"role": "assistant", "content": "I"}]}, "the last message is the assistant's"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "which is no text"),
-        ({"messages": [{"content": "hi"}]}, "messages: "),
+        ({"messages": [{"content": "hi"}]}, "there is no role"),
         ({"messages": [user("hi" * 500)]}, "context_length_exceeded"),
     ],
 )
@@ -381,14 +448,22 @@ def test_a_server_that_is_lost_ends_the_rollout_and_not_the_agents_retries() -> 
 
 def test_streams_say_the_same() -> None:
     async def play(client: Client, row: Mapping[str, Any]) -> None:
-        reply = await client.post(messages=[user("hi")], stream=True)
+        reply = await client.post(messages=[user("hi")], stream=True, stream_options={"include_usage": True})
         events = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
         assert events[-1] == "[DONE]" and reply.headers["content-type"] == "text/event-stream"
         chunks = [json.loads(event) for event in events[:-1]]
         said = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
         assert "".join(said) == "one" and chunks[-1]["usage"]["completion_tokens"] == 4
 
-    assert pieces_of(played(play, Policies("one"))) == ["<user>hi§<assistant>[one§]"]
+        # A loop over a stream looks at the first choice of each chunk.
+        plain = await client.post(messages=[user("hi")], stream=True, tools=[TOOL])
+        chunks = [json.loads(line[6:]) for line in plain.text.split("\n") if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert deltas[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+    sample = played(play, Policies("one", called("add", a=1)))
+    assert pieces_of(sample) == ["<user>hi§<assistant>[one§]", f"<user>hi§<assistant>[{called('add', a=1)}§]"]
 
 
 def test_anthropics_messages_are_the_same_conversation() -> None:
@@ -405,9 +480,15 @@ def test_anthropics_messages_are_the_same_conversation() -> None:
             "/v1/messages", system="be brief", messages=told, tools=[tool], max_tokens=99, stream=True
         )
         assert "event: content_block_delta" in last.text and '"text": "two"' in last.text, last.text
+        stopped = await client.post("/messages", messages=[user("x")], max_tokens=9, stop_sequences=["e"])
+        assert stopped.json()["content"] == [{"type": "text", "text": "thr"}]
+        assert (stopped.json()["stop_reason"], stopped.json()["stop_sequence"]) == ("stop_sequence", "e")
+        again = await client.post("/messages", messages=[user("y")], tools=[tool], max_tokens=99, stream=True)
+        assert '"partial_json": "{\\"a\\": 2}"' in again.text, again.text
         refused = await client.post("/messages", messages=[user("hi")], max_tokens=9, top_p=0.5)
         assert refused.json()["error"]["message"].startswith("top_p: 0.5 cannot be had")
 
     said = 'so<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     whole = f"<system>be brief§<user>hi§<assistant>[{said}§]<tool>2§<assistant>[two§]"
-    assert pieces_of(played(play, Policies(said, "two"))) == [whole]
+    sample = played(play, Policies(said, "two", "three", called("add", a=2)))
+    assert pieces_of(sample)[:2] == [whole, "<user>x§<assistant>[thre]"]

@@ -14,7 +14,7 @@ from gspo.run.plain_files import read_json_lines
 
 pytest.importorskip("uvicorn", reason="uvicorn not found: pip install 'gspo[agents]'")
 AGENTS = '''
-import os
+import asyncio
 import httpx
 
 async def solve(row, *, base_url, api_key):
@@ -66,11 +66,24 @@ def anthropic(row, *, base_url, api_key):
     messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": "Sure?"}]
     return client.messages.create(model="m", messages=messages, max_tokens=5).usage.output_tokens / 10
 
+_few = asyncio.Semaphore(3)
+
+async def waiting(row, **given):
+    """Some wait for others, which the sampler does not know."""
+    async with _few:
+        return await solve(row, **given)
+
+def odd(row, *, base_url, api_key):
+    slow(row, base_url=base_url, api_key=api_key)
+    return 10**400
+
 def judged(prompts, completions, environment_rewards, **columns):
     assert len(environment_rewards) == len(completions)
     return [float(len(text) % 2) for text in completions]
 '''
 KEYS = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=60", "reward=agent")
+# The template writes no mark at the end of a turn, where the policy has written one.
+HISTORY = "rollout.history=append"
 SMALL = ("model={path: model, device: cpu}", "rollout.max_context=600", "evaluation.num_queries=2")
 
 
@@ -120,11 +133,17 @@ def test_agents_that_are_not_async_are_under_way_together(others: tuple[str, ...
     assert outcome.metrics[-1]["step"] == 3
 
 
+def test_agents_that_wait_for_each_other_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo.rollout.sampler.GRACE_SECONDS", 0.1)
+    outcome = train(recipe_of("waiting", *KEYS, *SMALL, "steps=1", "rollout.agent=my_agent.py:waiting"))
+    assert outcome.metrics[1]["reward/unscored_fraction"] == 0
+
+
 @pytest.mark.parametrize("package", ["openai", "anthropic"])
 def test_their_own_clients_are_served(package: str) -> None:
     pytest.importorskip(package, reason=f"{package} not found: pip install {package}")
     name = {"openai": "open_ai"}.get(package, package)
-    outcome = train(recipe_of(name, *KEYS, *SMALL, "steps=1", f"rollout.agent=my_agent.py:{name}"))
+    outcome = train(recipe_of(name, *KEYS, *SMALL, "steps=1", f"rollout.agent=my_agent.py:{name}", HISTORY))
     assert outcome.metrics[1]["turns/mean"] == 2 and outcome.metrics[1]["mismatch/logprob_gap_max"] < 1e-4
     for line in lines_of(name):  # one conversation: what came back is what was sampled
         assert line["turns"][2][1].strip().startswith("user: Sure?")
@@ -138,6 +157,8 @@ def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
         (["rollout.agent=my_agent.py:solve", "rollout.tools=[calculator]"], "give one of rollout.tools"),
         ([], "reward: agent is what rollout.agent returns"),
         (["rollout.agent=my_agent.py:wrong", "steps=1"], r"wrong raises ValueError: no such tool, at .*my_agent\.py:"),
+        (["rollout.agent=my_agent.py:odd", "steps=1"], "odd returns 1000.*, which is no number"),
+        (["rollout.agent=my_agent.py:solve", "queries.system=s"], "rollout.agent writes its own messages"),
         (["rollout.agent=my_agent.py:solve", "queries.chat=false"], "need a chat template"),
     )
     for number, (keys, sentence) in enumerate(faults):

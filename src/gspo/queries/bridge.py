@@ -1,7 +1,7 @@
 """The tokens between a call of tools and the policy's next turn: what the tools returned, as the template writes it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from gspo.queries.render import CUT, special_tokens
@@ -60,19 +60,22 @@ class Bridge:
             pieces[place] = self._cut(pieces[place])
         return self._encoded_behind(end, "".join(pieces))
 
-    def rendered(self, messages: Messages, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def rendered(self, messages: Messages, schemas: Sequence[Mapping[str, Any]], own_texts: Container[str] = ()) -> str:
         """The text of a conversation up to the policy's next turn; UserError for messages that the template leaves out.
 
-        What others than the policy say has a mark in each special token, across which `encoded` reads none.
+        All but the policy's own texts has a mark in each special token, across which `encoded` reads none.
         """
         assert self._template is not None  # `role` says so
         own = [with_text(message, where="messages") for message in messages]
         for message in own:
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or message["content"] not in own_texts:
                 message["content"] = self._cut(message["content"])
-            elif not self._writes_calls:
-                message["content"] += "".join(map(_written, message.pop("tool_calls", ())))
-        variables = self._variables | ({"tools": [*schemas]} if schemas else {})
+            if calls := self._cut_within(message.pop("tool_calls", None)):
+                if self._writes_calls:
+                    message["tool_calls"] = calls
+                else:
+                    message["content"] += "".join(map(_written, calls))
+        variables = self._variables | ({"tools": self._cut_within([*schemas])} if schemas else {})
         return self._template.prompt(own, variables, where="messages")[0]
 
     def encoded(self, marked: str, end: str | None = None) -> list[int]:
@@ -80,6 +83,14 @@ class Bridge:
         if end is not None:
             return self._encoded_behind(end, marked)
         return [token for piece in marked.split(CUT) for token in self._encoded(piece)]
+
+    def _cut_within(self, value: Any) -> Any:
+        """The value with all texts in it cut."""
+        if isinstance(value, str):
+            return self._cut(value)
+        if isinstance(value, Mapping):
+            return {self._cut(name): self._cut_within(own) for name, own in value.items()}
+        return [self._cut_within(own) for own in value] if isinstance(value, list | tuple) else value
 
     def _cut(self, text: str) -> str:
         """The text with a mark in each special token, across which none is read."""
@@ -101,11 +112,3 @@ def _written(call: Mapping[str, Any]) -> str:
     """The text of a call, where a template has none for it."""
     said = {name: call["function"][name] for name in ("name", "arguments")}
     return f"<tool_call>{json.dumps(said, ensure_ascii=False)}</tool_call>"
-
-
-def behind(marked: str, number: int) -> str:
-    """Return what follows a number of characters of a text, marks not counted."""
-    pieces = marked.split(CUT)
-    while number > len(pieces[0]):
-        number -= len(pieces.pop(0))
-    return CUT.join([pieces[0][number:], *pieces[1:]])

@@ -66,6 +66,9 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.has_turns and rollout.segment_separator is not None,
         """give one of rollout.tools, rollout.environment, whose methods are its tools, and rollout.agent
         """: bool(rollout.tools) + (rollout.environment is not None) + (rollout.agent is not None) > 1,
+        """rollout.agent writes its own messages: queries.system and template say nothing to it; leave them out (but for
+        demonstrations of a cold start)
+        """: rollout.agent and (queries.system or queries.template) and not cold_start.steps,
         """reward: environment is what rollout.environment gives in the end; name a class there
         """: rollout.environment is None and "environment" in names,
         """reward: agent is what rollout.agent returns in the end; name a program there

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import json
+import math
 import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -154,7 +155,7 @@ def as_agent(function: Callable[..., Any]) -> Callable[..., Any]:
         if error is None and inspect.isawaitable(value):
             value, error = await _awaited(lambda: value, {})
         if error is not None:
-            text = f"{name} raises {type(error).__name__}: {error}{error_line(error, function)}"
+            text = f"{name} raises {_described(error)}{error_line(error, function)}"
             return [ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])]
         return [_reward(name, value)]
 
@@ -180,7 +181,7 @@ async def _awaited(function: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 def _fault(kind: type, method: str, error: BaseException) -> ToolResult:
     """What the trainer reads of an error with which the policy has nothing to do."""
-    text = f"{kind.__name__}.{method} raises {type(error).__name__}: {error}{error_line(error, getattr(kind, method))}"
+    text = f"{kind.__name__}.{method} raises {_described(error)}{error_line(error, getattr(kind, method))}"
     return ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])
 
 
@@ -188,10 +189,12 @@ def _reward(name: str, value: Any) -> ToolResult:
     """A number as the trainer reads it."""
     if value is None:
         return ToolResult("")
-    with suppress(TypeError, ValueError):
-        if not isinstance(value, str):
-            return ToolResult(repr(float(value)))
-    return ToolResult(f"{RAISED}{name} returns {repr(value)[:80]}, which is no number")
+    shown = type(value).__name__
+    with suppress(Exception):  # of its own methods
+        shown = repr(value)[:80]
+        if not isinstance(value, str) and math.isfinite(number := float(value)):
+            return ToolResult(repr(number))
+    return ToolResult(f"{RAISED}{name} returns {shown}, which is no number")
 
 
 def _result(value: Any) -> ToolResult:
@@ -204,7 +207,10 @@ def _error(error: BaseException) -> ToolResult:
     if isinstance(error, ValidationError):
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         return ToolResult(f"{ERROR}{'; '.join(faults)}"[:MAX_CHARACTERS])
-    text = type(error).__name__
+    return ToolResult(f"{ERROR}{_described(error)}"[:MAX_CHARACTERS])
+
+
+def _described(error: BaseException) -> str:
     with suppress(Exception):  # its own text may fail
-        text += f": {error}"
-    return ToolResult(f"{ERROR}{text}"[:MAX_CHARACTERS])
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__

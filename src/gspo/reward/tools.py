@@ -140,6 +140,8 @@ async def _made(
     if fault in ("timed_out", "crashed"):
         what = reply.what or text
         return Result(text="", failure=Failure(kind=fault, message=f"{kind} {function.name}: {what}"))
+    if kind == "agent" and reply.kind is not None:
+        return Result(text="", failure=Failure(kind="raised", message=f"{kind} {function.name}: {reply.what}"))
     return Result(text=text[:most], is_error=reply.kind is not None or text.startswith(ERROR))
 
 

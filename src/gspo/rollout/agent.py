@@ -1,8 +1,10 @@
 """Rollouts by an agent: a program that asks for completions as it likes, all of which are one response."""
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -13,7 +15,6 @@ import torch
 from gspo.errors import UserError
 from gspo.model.packing import join_experts
 from gspo.model.policy import Policy
-from gspo.queries.bridge import behind
 from gspo.queries.render import CUT
 from gspo.queries.template import HOLE
 from gspo.recipe.sections import RolloutConfig
@@ -23,7 +24,7 @@ from gspo.rollout.keys import number_of
 from gspo.rollout.segments import Continuation, text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Agent, Result, Tools
-from gspo.types import Failure, FinishReason, Messages, Query, Sample, Turn
+from gspo.types import Failure, FinishReason, Query, Sample, Turn
 
 
 @dataclass(kw_only=True, eq=False)
@@ -31,8 +32,8 @@ class _Piece:
     """A context and what follows it: turns of the policy, and what the agent has put between them."""
 
     last: int  # the number of the request that its last turn answers
-    told: Messages = field(default_factory=list)  # with that turn
-    text: str = ""  # of the tokens
+    told: list[Any] = field(default_factory=list)  # the tools and the messages of that request, and the turn
+    marked: str = ""  # the text of the tokens, with marks
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
@@ -71,7 +72,8 @@ class Recording:
         self._pieces, self._asked = list[_Piece](), Counter[tuple[int, ...]]()
         self._num_requests, self._num_tokens = 0, 0  # that are answered, and that the policy has written
         self._turn = asyncio.Lock()  # one request after the other: each has what the others have left
-        self._over: FinishReason | None = None  # a request was refused for this limit
+        self._over: FinishReason | None = None  # the recipe's limit for which the last request was cut or refused
+        self._said = set[str]()  # the policy's own messages
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()  # what ends the rollout
 
     async def answer(self, request: Request) -> Answer:
@@ -90,63 +92,63 @@ class Recording:
         settings = self._settings
         if not request.messages or request.messages[-1].get("role") == "assistant":
             raise RefusedError("the last message is the assistant's, or there is none: give what it is to answer")
-        try:
-            marked = self._bridge.rendered(request.messages, request.tools)
-        except (UserError, KeyError, TypeError, AttributeError) as error:
-            raise RefusedError(f"messages: {error}") from None
-        piece, context, text = self._place(request, marked)
+        piece, context, marked = self._place(request)
         ids = (*(piece.ids if piece else ()), *context)
-        room = min(settings.max_new_tokens - self._num_tokens, request.most or settings.max_new_tokens)
+        room = min(settings.max_new_tokens - self._num_tokens, settings.max_context - len(ids))
         if self._num_requests == settings.max_turns:
             self._over = "turns"
             raise RefusedError(f"{settings.max_turns} requests have been answered (rollout.max_turns)")
-        if room < 1 or len(ids) >= settings.max_context:
+        if room < 1:
             self._over = "length"
-            limit = "rollout.max_new_tokens, in all" if room < 1 else f"rollout.max_context; these are {len(ids)}"
-            raise RefusedError(f"context_length_exceeded: there are no more tokens ({limit})")
-        self._num_requests += 1
-        number, room = self._num_requests, min(room, settings.max_context - len(ids))
-        self._asked[ids] += 1
+            limits = f"{self._num_tokens} are written (rollout.max_new_tokens), {len(ids)} read (rollout.max_context)"
+            raise RefusedError(f"context_length_exceeded: there are no more tokens: {limits}")
         # Not the number of the request, which depends on when others come.
-        turn = 1 + number_of([*ids, self._asked[ids]])
-        generate = partial(self._generate, turn=turn, max_new_tokens=room)
+        turn, most = 1 + number_of([*ids, self._asked[ids]]), min(room, request.most or room)
+        generate = partial(self._generate, turn=turn, max_new_tokens=most)
         strings = (*settings.stop_strings, *request.stop)
         rollout = SingleTurn(self._policy, settings.model_copy(update={"stop_strings": strings}))
         sample = await rollout(replace(self._query, prompt_ids=ids), generate)
+        self._num_requests += 1  # those that were given up before do not count
         self._num_tokens += sample.num_tokens
-        counts = {"num_read": len(ids), "num_written": sample.num_tokens}
+        self._asked[ids] += 1
         is_cut = sample.finish_reason == "length"
-        answer = answer_of(sample.text, is_cut=is_cut, has_tools=bool(request.tools), **counts)
+        self._over = "length" if is_cut and most == room else None
+        answer = answer_of(sample, request, num_read=len(ids))
+        self._said.add(answer.content)
         if piece is None:
-            piece = _Piece(last=number)
+            piece = _Piece(last=self._num_requests)
             self._pieces.append(piece)
-        self._add(piece, context, text, sample)
-        piece.last, piece.told = number, [*map(_told, request.messages), _told(_message(answer))]
+        self._add(piece, context, marked, sample)
+        piece.last, piece.told = self._num_requests, [*_told(request), _said(_message(answer))]
         return answer
 
-    def _add(self, piece: _Piece, context: Sequence[int], text: str, sample: Sample) -> None:
+    def _add(self, piece: _Piece, context: Sequence[int], marked: str, sample: Sample) -> None:
         """Append a context and the policy's turn behind it."""
         num_calls = sample.text.count("<tool_call>")
         said = Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens, num_calls=num_calls)
-        piece.turns += [Turn(role="user", text=text, num_tokens=len(context)), said]
+        piece.turns += [Turn(role="user", text=marked.replace(CUT, ""), num_tokens=len(context)), said]
         piece.ids += context
         written = sample.token_ids.tolist()
-        piece.text += text + Continuation(self._policy.tokenizer, piece.ids)(written)
+        piece.marked += marked + Continuation(self._policy.tokenizer, piece.ids)(written)
         piece.ids += written
         piece.mask += [False] * len(context) + [True] * len(written)
         piece.samples.append(sample)
 
-    def _place(self, request: Request, marked: str) -> tuple[_Piece | None, list[int], str]:
-        """The piece that the request goes on with, if any, and the tokens and the text between them.
+    def _place(self, request: Request) -> tuple[_Piece | None, list[int], str]:
+        """The piece that the request goes on with, if any, and the tokens and the marked text between them.
 
         It is one whose text the conversation begins with. Where the agent has changed nothing, and the template has,
-        rollout.history says what becomes of it.
+        rollout.history says what becomes of it. RefusedError for messages that the template does not take.
         """
-        text = marked.replace(CUT, "")
-        for piece in sorted(self._pieces, key=lambda piece: -len(piece.text)):
-            if text.startswith(piece.text):
-                return piece, *self._between(piece, behind(marked, len(piece.text)))
-        told, history = [*map(_told, request.messages)], self._settings.history
+        try:
+            marked = self._bridge.rendered(request.messages, request.tools, self._said)
+            context = self._bridge.encoded(marked)
+        except Exception as error:  # whatever a template or a tokenizer makes of what an agent may say
+            raise RefusedError(str(error)) from None
+        for piece in sorted(self._pieces, key=lambda piece: -len(piece.marked)):
+            if marked.startswith(piece.marked):
+                return piece, *self._between(piece, marked[len(piece.marked) :])
+        told, history = _told(request), self._settings.history
         same = [piece for piece in self._pieces if told[: len(piece.told)] == piece.told]
         if same and history == "refuse":
             what = "the chat template writes an earlier turn in another way than it was sampled"
@@ -154,16 +156,16 @@ class Recording:
             raise UserError(what, where=f"rollout.history, row {self._query.id}", fix=fix)
         if same and history == "append":
             piece = max(same, key=lambda piece: len(piece.told))
-            messages, place = [*request.messages], len(piece.told) - 1
-            messages[place] = {"role": "assistant", "content": HOLE}
-            rest = self._bridge.rendered(messages, request.tools).rpartition(HOLE)[2]
-            end = self._policy.tokenizer.decode(piece.ids[-1:]) if piece.samples[-1].finish_reason == "stop" else ""
-            return piece, *self._between(piece, rest.removeprefix(end))
-        return None, self._bridge.encoded(marked), text
+            hole, messages = f"{HOLE}{secrets.token_hex(4)}", [*request.messages]
+            messages[len(piece.told) - 2] = {"role": "assistant", "content": hole}
+            with suppress(UserError):  # the template may want the calls
+                rest = self._bridge.rendered(messages, request.tools, {hole, *self._said}).partition(hole)[2]
+                end = self._policy.tokenizer.decode(piece.ids[-1:])
+                return piece, *self._between(piece, rest.removeprefix(end))
+        return None, context, marked
 
     def _between(self, piece: _Piece, marked: str) -> tuple[list[int], str]:
-        end = self._policy.tokenizer.decode(piece.ids[-1:])
-        return self._bridge.encoded(marked, end), marked.replace(CUT, "")
+        return self._bridge.encoded(marked, self._policy.tokenizer.decode(piece.ids[-1:])), marked
 
     async def sample(self, result: Result) -> Sample:
         """Everything as one sample, with what the agent has returned."""
@@ -187,7 +189,7 @@ class Recording:
             loss_mask=torch.tensor([is_written for piece in pieces for is_written in piece.mask]),
             starts=(0, *accumulate(len(piece.ids) for piece in pieces[:-1])),
             text=text_and_segments(ids, self._query.prompt_ids, self._policy, None)[0],
-            finish_reason=self._over or samples[-1].finish_reason,
+            finish_reason=self._over or "stop",
             sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
             full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
             versions=tuple(merged([span for sample in samples for span in sample.versions])),
@@ -203,8 +205,12 @@ def _message(answer: Answer) -> dict[str, Any]:
     return {"role": "assistant", "content": answer.content, "tool_calls": calls}
 
 
-def _told(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message says, in whatever form."""
+def _told(request: Request) -> list[Any]:
+    """The tools, and what each message says, in whatever form."""
+    return [[*request.tools], *map(_said, request.messages)]
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content") or ""
     parts = content if isinstance(content, list) else [{"text": content}]
     text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gspo.types import Messages
+from gspo.types import Messages, Sample
 
 CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _OPENAI = {
@@ -17,6 +17,7 @@ _OPENAI = {
 _ANTHROPIC = {"tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}}
 _READ = ("messages", "tools", "stream", "max_tokens", "max_completion_tokens", "stop", "stop_sequences", "system")
 _IGNORED = ("model", "user", "metadata", "store", "stream_options", "service_tier")  # of none of them tokens depend
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -53,17 +54,29 @@ class Answer:
     finish_reason: Literal["stop", "length", "tool_calls"]
     num_read: int
     num_written: int
+    stop: str | None = None  # the string that the agent has given, and that ended it
 
 
-def answer_of(text: str, *, is_cut: bool, has_tools: bool, num_read: int, num_written: int) -> Answer:
-    """The message that a text is; where the agent has tools, what stands in `<tool_call>` tags are calls."""
-    calls = [_call(found) for found in CALL.findall(text)] if has_tools else []
+def answer_of(sample: Sample, request: Request, *, num_read: int) -> Answer:
+    """The message that a turn is; where the agent has tools, what stands in `<tool_call>` tags are calls.
+
+    A string that the agent has given to stop at is left out.
+    """
+    text, is_cut = sample.text, sample.finish_reason == "length"
+    places = [(text.index(string), string) for string in request.stop if string in text and not is_cut]
+    place, stop = min(places, default=(len(text), None))
+    text = text[:place]
+    calls = [_call(found) for found in CALL.findall(text)] if request.tools else []
     made = [call for call in calls if call is not None]
     is_call = bool(calls) and len(made) == len(calls)  # else the agent reads what the policy wrote
-    reason: Literal["stop", "length", "tool_calls"] = "length" if is_cut else "tool_calls" if is_call else "stop"
-    content = text[: text.index("<tool_call>")].strip() if is_call else text
-    counts = {"num_read": num_read, "num_written": num_written}
-    return Answer(content=content, calls=made if is_call else (), finish_reason=reason, **counts)
+    return Answer(
+        content=text[: text.index("<tool_call>")].strip() if is_call else text,
+        calls=made if is_call else (),
+        finish_reason="length" if is_cut else "tool_calls" if is_call else "stop",
+        stop=stop,
+        num_read=num_read,
+        num_written=sample.num_tokens,
+    )
 
 
 def _call(text: str) -> dict[str, Any] | None:
@@ -93,7 +106,10 @@ class OpenAI:
     @staticmethod
     def response(answer: Answer, model: str) -> dict[str, Any]:
         """The answer, whole."""
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content or None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.content if answer.content or not answer.calls else None,
+        }
         if answer.calls:
             message["tool_calls"] = _openai_calls(answer)
         choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
@@ -101,7 +117,7 @@ class OpenAI:
         return {**frame, "choices": [choice], "usage": _openai_usage(answer)}
 
     @staticmethod
-    def events(answer: Answer, model: str) -> Iterator[tuple[str | None, Any]]:
+    def events(answer: Answer, model: str, options: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
         """The answer as a stream: names and contents of events."""
         frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion.chunk", "created": 0, "model": model}
         delta: dict[str, Any] = {"role": "assistant", "content": answer.content}
@@ -109,7 +125,8 @@ class OpenAI:
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(_openai_calls(answer))]
         for part, reason in ((delta, None), ({}, answer.finish_reason)):
             yield None, {**frame, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]}
-        yield None, {**frame, "choices": [], "usage": _openai_usage(answer)}
+        if options.get("include_usage"):
+            yield None, {**frame, "choices": [], "usage": _openai_usage(answer)}
         yield None, "[DONE]"
 
     @staticmethod
@@ -136,7 +153,7 @@ class Anthropic:
                 "function": {
                     "name": tool["name"],
                     "description": tool.get("description", ""),
-                    "parameters": tool.get("input_schema", {}),
+                    "parameters": tool["input_schema"],
                 },
             }
             for tool in body.get("tools") or ()
@@ -149,12 +166,13 @@ class Anthropic:
         """The answer, whole."""
         return {
             **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model},
-            **{"content": _blocks(answer), "stop_reason": _REASONS[answer.finish_reason], "stop_sequence": None},
+            **{"stop_reason": "stop_sequence" if answer.stop else _REASONS[answer.finish_reason]},
+            **{"content": _blocks(answer), "stop_sequence": answer.stop},
             "usage": {"input_tokens": answer.num_read, "output_tokens": answer.num_written},
         }
 
     @staticmethod
-    def events(answer: Answer, model: str) -> Iterator[tuple[str | None, Any]]:
+    def events(answer: Answer, model: str, options: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
         """The answer as a stream: names and contents of events."""
         whole = Anthropic.response(answer, model)
         begun = {**whole, "content": [], "stop_reason": None}
@@ -167,7 +185,7 @@ class Anthropic:
             events.append({"type": "content_block_start", "index": index, "content_block": empty})
             events.append({"type": "content_block_delta", "index": index, "delta": said})
             events.append({"type": "content_block_stop", "index": index})
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
         events.append({"type": "message_delta", "delta": delta, "usage": whole["usage"]})
         events.append({"type": "message_stop"})
         return ((event["type"], event) for event in events)
@@ -182,6 +200,20 @@ def _check(body: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise RefusedError for keys on which tokens depend, and which are not as they are given."""
     if not isinstance(body.get("messages"), list) or not all(isinstance(each, dict) for each in body["messages"]):
         raise RefusedError("messages: give a list of messages")
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RefusedError("a text has half a pair of surrogates, which no tokenizer takes") from None
+    for message in body["messages"]:
+        if message.get("role") not in _ROLES:
+            raise RefusedError(f"messages: there is no role {str(message.get('role'))[:40]!r}")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (most := body.get(name)) is not None and (type(most) is not int or most < 1):
+            raise RefusedError(f"{name}: give a number of tokens, at least 1")
+    for name in ("stop", "stop_sequences"):
+        strings = body.get(name) or ()
+        if not isinstance(strings, str) and not all(isinstance(own, str) and own for own in strings):
+            raise RefusedError(f"{name}: give texts")
     for name, value in body.items():
         if name in _READ or name in _IGNORED or value is None or (name in given and given[name] == value):
             continue

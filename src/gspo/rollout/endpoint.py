@@ -77,8 +77,8 @@ class Endpoint:
         _, name, path = [*scope["path"].split("/", 2), "", ""][:3]
         dialect = _PATHS.get(path.strip("/"), OpenAI)
         try:
-            body = await _body(receive)
             session = self._found(name, path, scope)
+            body = await _body(receive)
             answer = await self._answered(session, _read(dialect, body, session.given), receive)
         except RefusedError as error:
             return await _send(send, error.status, "application/json", json.dumps(dialect.error(str(error))))
@@ -88,7 +88,7 @@ class Endpoint:
         if not body.get("stream"):
             return await _send(send, 200, "application/json", json.dumps(dialect.response(answer, model)))
         text = ""
-        for event, content in dialect.events(answer, model):
+        for event, content in dialect.events(answer, model, body.get("stream_options") or {}):
             data = content if isinstance(content, str) else json.dumps(content)
             text += f"event: {event}\n" * (event is not None) + f"data: {data}\n\n"
         return await _send(send, 200, "text/event-stream", text)

@@ -22,6 +22,7 @@ from gspo.rollout.single_turn import SingleTurn
 from gspo.rollout.tools import Tools
 from gspo.types import Group, Query, Sample, ShowProgress
 
+GRACE_SECONDS = 1.0  # after which what agents have asked for is sampled, without those that have not asked
 Rollout = SingleTurn | Conversation | AgentRollout
 
 
@@ -56,6 +57,7 @@ class Sampler:
     def __init__(self, engine: Engine, policy: Policy, tools: Tools | None = None) -> None:
         self.engine, self._policy, self._tools = engine, policy, tools
         self._version, self._num_groups = 0, 0
+        self._num_came = 0  # prompts
         self._num_under_way = 0  # responses that wait for the others: see _is_in_step
         # Prompts to be submitted together, and who waits for the engine's promise of a completion.
         self._waiting: list[_Waiting] = []
@@ -155,6 +157,9 @@ class Sampler:
         waiting = _Waiting(prompt=prompt, sampling=sampling, promise=promise, order=order)
         self._waiting.append(waiting)
         self._submit_soon(in_step)
+        self._num_came += 1
+        if in_step and self._tools is not None and self._tools.agent is not None:  # agents may wait for each other
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._submit_late, self._num_came)
         try:
             return await asyncio.wrap_future(await promise)
         except asyncio.CancelledError:
@@ -167,6 +172,11 @@ class Sampler:
         """Submit what waits, or if it is in step, once all responses under way wait."""
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._submit, in_step)
+
+    def _submit_late(self, num_came: int) -> None:
+        """Submit what waits if none has come since."""
+        if num_came == self._num_came:
+            self._submit(False)
 
     def _submit(self, in_step: bool) -> None:
         if in_step and len(self._waiting) < self._num_under_way:
