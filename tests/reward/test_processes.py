@@ -50,7 +50,9 @@ def test_a_stop_is_heeded_while_a_process_starts(when: str, groups: Any, named: 
     before, interrupt = workers(), Interrupt(lambda _: None)
     function = named(f"{ASLEEP if when.startswith('asleep') else ''}{PID}", concurrent_calls=1)
     if when.startswith("stopped"):
-        for pid in workers() - before:
+        while not (started := workers() - before):  # for a moment after exec, the kernel knows no command line
+            time.sleep(0.001)
+        for pid in started:
             os.kill(pid, signal.SIGSTOP)
 
     query = groups(["a"])[0].query

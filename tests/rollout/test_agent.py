@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tests.needs import needs
 from tests.samples import query_of
 
 from gspo import loop
@@ -23,7 +24,7 @@ from gspo.rollout.endpoint import Endpoint
 from gspo.rollout.tools import Agent, Result, Tools
 from gspo.types import Failure, Sample
 
-uvicorn = pytest.importorskip("uvicorn", reason="uvicorn not found: pip install 'gspo[agents]'")
+pytestmark = needs("uvicorn")
 END = 1
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}"

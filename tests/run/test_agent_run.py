@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from tests.breaking_off import SAMPLING, differing, recipe_of, result, train
+from tests.needs import needs
 from tests.small_model import save_small_model
 
 from gspo.check import check
 from gspo.errors import UserError
 from gspo.run.plain_files import read_json_lines
 
-pytest.importorskip("uvicorn", reason="uvicorn not found: pip install 'gspo[agents]'")
+pytestmark = needs("uvicorn")
 AGENTS = '''
 import asyncio
 import httpx
@@ -139,9 +140,8 @@ def test_agents_that_wait_for_each_other_are_not_waited_for(monkeypatch: pytest.
     assert outcome.metrics[1]["reward/unscored_fraction"] == 0
 
 
-@pytest.mark.parametrize("package", ["openai", "anthropic"])
+@pytest.mark.parametrize("package", [pytest.param(name, marks=needs(name)) for name in ("openai", "anthropic")])
 def test_their_own_clients_are_served(package: str) -> None:
-    pytest.importorskip(package, reason=f"{package} not found: pip install {package}")
     name = {"openai": "open_ai"}.get(package, package)
     outcome = train(recipe_of(name, *KEYS, *SMALL, "steps=1", f"rollout.agent=my_agent.py:{name}", HISTORY))
     assert outcome.metrics[1]["turns/mean"] == 2 and outcome.metrics[1]["mismatch/logprob_gap_max"] < 1e-4
