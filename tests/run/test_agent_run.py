@@ -115,6 +115,20 @@ def test_an_agents_response_has_all_its_requests_and_its_reward(agent: str) -> N
         assert sum(size for _, _, size in turns) == line["tokens"]
 
 
+def test_experts_that_the_engine_chose_are_replayed_in_the_piece_that_they_belong_to() -> None:
+    experts: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+    }
+    save_small_model(Path("model"), **experts, model_type="qwen3_moe", initializer_range=0.5)
+    keys = ["steps=1", "rollout.agent=my_agent.py:solve", "actor.routing_replay=engine"]
+    outcome = train(recipe_of("experts", *KEYS, *SMALL, *keys))
+    assert outcome.metrics[1]["mismatch/logprob_gap_max"] < 1e-3
+    assert any(len(line["turns"]) > 4 for line in lines_of("experts"))  # of several pieces
+
+
 def test_a_run_broken_off_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
     keys = [*KEYS, *SMALL, "rollout.agent=my_agent.py:solve"]
     train(recipe_of("unbroken", *keys))
@@ -157,7 +171,8 @@ def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
         (["rollout.agent=my_agent.py:solve", "rollout.tools=[calculator]"], "give one of rollout.tools"),
         ([], "reward: agent is what rollout.agent returns"),
         (["rollout.agent=my_agent.py:wrong", "steps=1"], r"wrong raises ValueError: no such tool, at .*my_agent\.py:"),
-        (["rollout.agent=my_agent.py:odd", "steps=1"], "odd returns 1000.*, which is no number"),
+        (["rollout.agent=my_agent.py:odd", "steps=1"], "odd returns 1000.*, which is no finite number"),
+        (["rollout.agent=my_agent.py:solve", "rollout.max_context=2049"], "the model has 2048 positions"),
         (["rollout.agent=my_agent.py:solve", "queries.system=s"], "rollout.agent writes its own messages"),
         (["rollout.agent=my_agent.py:solve", "queries.chat=false"], "need a chat template"),
     )

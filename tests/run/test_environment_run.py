@@ -199,7 +199,7 @@ def test_an_environment_whose_process_ends_masks_the_responses_in_it(tmp_path: P
     ("name", "sentence"),
     [
         ("Broken", r"Broken\.reset raises KeyError: 'no such row', at .*game\.py:\d+"),
-        ("Odd", r"Odd\.get_reward returns 'much', which is no number"),
+        ("Odd", r"Odd\.get_reward returns 'much', which is no finite number"),
         ("Demanding", r"Demanding\.__init__ raises TypeError: .*missing 1 required positional argument: 'level'"),
         ("Judgeless", r"game\.py:Judgeless has no method get_reward, which reward: environment asks for"),
         ("no_class", r"game\.py:no_class is no environment"),

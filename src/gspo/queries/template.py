@@ -53,15 +53,15 @@ class ChatTemplate:
         tried = [{**message, "content": hole} for message, hole in zip(messages, holes, strict=True)]
         key = json.dumps([tried, variables], default=str)
         if key not in self._frames:
-            text, block = self.write(tried, variables, where), ""
+            text, block = self._write(tried, variables, where), ""
             _prove(text, holes, messages, where, is_row=False)
             if is_begun and earlier:
                 header, tried = text.partition(holes[-1])[0], tried[:-1]
-                text = self.write(tried, variables, where)
+                text = self._write(tried, variables, where)
                 rest = header[len(commonprefix([text, header])) :]  # noqa: RUF071 - characters are meant
-                opens = text != self.write(tried, variables, where, opens=False)
+                opens = text != self._write(tried, variables, where, opens=False)
                 block = rest if opens and rest.strip() and len(last) == 2 else ""
-            is_dated = text != self.write(tried, variables, where, days=40)
+            is_dated = text != self._write(tried, variables, where, days=40)
             self._frames[key] = text, block, is_dated
         return self._frames[key]
 
@@ -72,16 +72,16 @@ class ChatTemplate:
         """
         *earlier, last = messages
         if last["role"] != "assistant":
-            text = self.write(messages, variables, where)
+            text = self._write(messages, variables, where)
             return text, _prove(_squeezed(text), [_squeezed(m["content"]) for m in messages], messages, where)
-        text = self.write([*earlier, {**last, "content": HOLE}], variables, where).partition(HOLE)[0]
+        text = self._write([*earlier, {**last, "content": HOLE}], variables, where).partition(HOLE)[0]
         text = text.removesuffix(self.frame(messages, variables, where=where)[1])
         remarks = _prove(_squeezed(text), [*(_squeezed(m["content"]) for m in earlier), ""], messages, where)
         return text + last["content"], [*remarks, _IS_BEGUN]
 
     def behind_a_question(self, variables: Mapping[str, Any]) -> str:
         """Return what it writes behind the last message of a prompt."""
-        return self.write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)[2]
+        return self._write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)[2]
 
     def between(
         self, num_results: int, variables: Mapping[str, Any], roles: Sequence[str] = ("tool", "user")
@@ -97,16 +97,15 @@ class ChatTemplate:
             speakers = ["user", "assistant", *[role] * num_messages]
             messages = [{"role": speaker, "content": text} for speaker, text in zip(speakers, said, strict=True)]
             with suppress(UserError):
-                text = self.write(messages, variables, "")
+                text = self._write(messages, variables, "")
                 if re.fullmatch(".*".join(map(re.escape, ["", *said, ""])), text, re.DOTALL):
                     return role, re.split("|".join(map(re.escape, said[1:])), text)[1:]
         what = "the chat template writes results of tools neither as messages of the role tool nor as the user's"
         raise UserError(what, where="rollout.tools", fix="use a tokenizer with another template, or leave tools out")
 
-    def write(
+    def _write(
         self, messages: Messages, variables: Mapping[str, Any], where: str, *, opens: bool = True, days: int = 0
     ) -> str:
-        """Apply it to messages, whatever it leaves out of them; UserError where it refuses them."""
         options = {**variables, "continue_final_message": False, "tokenize": False}
         options["add_generation_prompt"] = opens and messages[-1]["role"] != "assistant"
         try:

@@ -194,7 +194,7 @@ def _reward(name: str, value: Any) -> ToolResult:
         shown = repr(value)[:80]
         if not isinstance(value, str) and math.isfinite(number := float(value)):
             return ToolResult(repr(number))
-    return ToolResult(f"{RAISED}{name} returns {shown}, which is no number")
+    return ToolResult(f"{RAISED}{name} returns {shown}, which is no finite number")
 
 
 def _result(value: Any) -> ToolResult:

@@ -37,7 +37,8 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
     """
     environment, agent = None, None
     if settings.agent is not None:
-        agent, tools, functions = _agent(settings.agent, settings, output)
+        agent, function = _agent(settings.agent, settings, output)
+        tools, functions = list[Tool](), [function]
     elif settings.environment is not None:
         environment, tools, functions = _environment(settings.environment, settings, output)
     else:
@@ -67,8 +68,8 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
     )
 
 
-def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, list[Tool], list[RewardFunction]]:
-    """The agent; it has no tools that gspo knows of."""
+def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, RewardFunction]:
+    """The agent, and what has it play a row."""
     call = load_callable(name, where="rollout.agent")
     # All are under way together: none of them waits for another to end.
     host = Processes(name, is_async=True, concurrent_calls=_ALL, role="agent", keeps_state=True, output=output)
@@ -78,7 +79,7 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, list
     async def run(row: Mapping[str, Any], base_url: str, api_key: str) -> Result:
         return await _made(function, {"row": row, "base_url": base_url, "api_key": api_key}, most=None, kind="agent")
 
-    return Agent(run=run, endpoint=Endpoint()), [], [function]
+    return Agent(run=run, endpoint=Endpoint()), function
 
 
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:

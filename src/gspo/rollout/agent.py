@@ -48,7 +48,7 @@ class AgentRollout:
         self._given = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k}
 
     async def __call__(self, query: Query, generate: Generate) -> Sample:
-        """Call the agent with the row; what it returns is the reward. RefusedError never leaves it."""
+        """Have the agent play the row; what it returns is the reward."""
         recording = Recording(self._policy, self._settings, self._tools, query, generate)
         async with self._agent.endpoint.session(recording.answer, self._given) as (base_url, api_key):
             row = {"prompt": query.prompt, **query.columns}
@@ -94,14 +94,7 @@ class Recording:
             raise RefusedError("the last message is the assistant's, or there is none: give what it is to answer")
         piece, context, marked = self._place(request)
         ids = (*(piece.ids if piece else ()), *context)
-        room = min(settings.max_new_tokens - self._num_tokens, settings.max_context - len(ids))
-        if self._num_requests == settings.max_turns:
-            self._over = "turns"
-            raise RefusedError(f"{settings.max_turns} requests have been answered (rollout.max_turns)")
-        if room < 1:
-            self._over = "length"
-            limits = f"{self._num_tokens} are written (rollout.max_new_tokens), {len(ids)} read (rollout.max_context)"
-            raise RefusedError(f"context_length_exceeded: there are no more tokens: {limits}")
+        room = self._room(len(ids))
         # Not the number of the request, which depends on when others come.
         turn, most = 1 + number_of([*ids, self._asked[ids]]), min(room, request.most or room)
         generate = partial(self._generate, turn=turn, max_new_tokens=most)
@@ -119,8 +112,21 @@ class Recording:
             piece = _Piece(last=self._num_requests)
             self._pieces.append(piece)
         self._add(piece, context, marked, sample)
-        piece.last, piece.told = self._num_requests, [*_told(request), _said(_message(answer))]
+        piece.last, piece.told = self._num_requests, [*_told(request), _comparable(_message(answer))]
         return answer
+
+    def _room(self, num_read: int) -> int:
+        """How many tokens the policy may write; RefusedError where it may write none."""
+        settings = self._settings
+        if self._num_requests == settings.max_turns:
+            self._over = "turns"
+            raise RefusedError(f"{settings.max_turns} requests have been answered (rollout.max_turns)")
+        room = min(settings.max_new_tokens - self._num_tokens, settings.max_context - num_read)
+        if room < 1:
+            self._over = "length"
+            limits = f"{self._num_tokens} are written (rollout.max_new_tokens), {num_read} read (rollout.max_context)"
+            raise RefusedError(f"context_length_exceeded: there are no more tokens: {limits}")
+        return room
 
     def _add(self, piece: _Piece, context: Sequence[int], marked: str, sample: Sample) -> None:
         """Append a context and the policy's turn behind it."""
@@ -207,10 +213,10 @@ def _message(answer: Answer) -> dict[str, Any]:
 
 def _told(request: Request) -> list[Any]:
     """The tools, and what each message says, in whatever form."""
-    return [[*request.tools], *map(_said, request.messages)]
+    return [[*request.tools], *map(_comparable, request.messages)]
 
 
-def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content") or ""
     parts = content if isinstance(content, list) else [{"text": content}]
     text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

@@ -38,7 +38,7 @@ class Endpoint:
         try:
             import uvicorn
         except ImportError:
-            fix = "pip install 'gspo[agents]'"
+            fix = "pip install -e '.[agents]' in the checkout"
             raise UserError("an agent needs uvicorn, which serves it", where="rollout.agent", fix=fix) from None
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
         options: dict[str, Any] = {"interface": "asgi3", "http": "h11", "ws": "none", "proxy_headers": False}

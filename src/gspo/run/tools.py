@@ -11,6 +11,7 @@ from gspo.evaluation.sets import SetRows
 from gspo.queries.render import NO_TOOLS
 from gspo.queries.source import RowSet
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RolloutConfig
 from gspo.reward.tools import load_tools
 from gspo.rollout.tools import Tools
 from gspo.types import Query
@@ -71,6 +72,19 @@ def try_environment(tools: Tools | None, query: Query) -> None:
 
     if tools is not None and tools.environment is not None:
         loop.run(try_out(tools))
+
+
+def positions_for_rows(rollout: RolloutConfig, max_positions: int | None) -> int | None:
+    """The positions that a row's prompt and response must fit into: an agent's contexts have a limit of their own.
+
+    UserError where that is above the model's positions.
+    """
+    if rollout.agent is None or max_positions is None:
+        return max_positions
+    if rollout.max_context > max_positions:
+        what = f"rollout.max_context is {rollout.max_context}, and the model has {max_positions} positions"
+        raise UserError(what, where="rollout.max_context", fix="lower it, or use a model with more positions")
+    return None
 
 
 def agent_notes(tools: Tools | None, tokenizer: Any) -> list[str]:
