@@ -17,6 +17,7 @@ ORDER = [
     "check",
     "init",
     "get",
+    "merge",
     "track",
     "launch",
     "cli",

@@ -208,6 +208,11 @@ def _get(options: Namespace) -> None:
         _note("\n".join(import_module("gspo.get").get(options.target, options.out)))
 
 
+def _merge(options: Namespace) -> None:
+    with _waiting("merging the adapter"):
+        _note("\n".join(import_module("gspo.merge").merge(Path(options.target), options.out)))
+
+
 def _init(options: Namespace) -> None:
     from gspo.init import init
 
@@ -402,6 +407,7 @@ def _track(options: Namespace) -> None:
 
 _COMMANDS: dict[str, Callable[[Namespace], int | None]] = {  # by the first word of their names in command_line.yaml
     "get": _get,
+    "merge": _merge,
     "init": _init,
     "train": _train,
     "resume": _resume,

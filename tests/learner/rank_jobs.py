@@ -29,11 +29,12 @@ from gspo.learner.ranks import num_ranks, rank, sharding_of, tell
 from gspo.learner.trainer import Trainer
 from gspo.learner.update import accumulate_gradient
 from gspo.model.load import fit_tokenizer
+from gspo.model.lora import moved_adapter
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import whole
 from gspo.model.policy import Policy, checkpoint_gradients, dtype_of, load_policy, response_likelihood
 from gspo.recipe.load import load_recipe
-from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
 from gspo.types import Experts, Sample
@@ -53,6 +54,7 @@ class Job:
     keys: dict[str, Any] = field(default_factory=dict)
     is_bfloat16: bool = False
     num_samples: int = 17
+    lora: LoraConfig | None = None
     shift: float = 0.06  # of the log-likelihoods of π_old
 
 
@@ -66,6 +68,8 @@ JOBS = {
     "replay": Job(family="qwen3_moe", keys={"routing_replay": "policy"}),
     "bfloat16": Job(is_bfloat16=True),
     "noise": Job(keys={"gradient_noise": True}),
+    "lora": Job(lora=LoraConfig(rank=3)),
+    "lora noise": Job(lora=LoraConfig(rslora=True), keys={"gradient_noise": True}),
     "clipped": Job(shift=0.5),  # passes without a gradient
     "few samples": Job(num_samples=3),  # fewer than ranks
 }
@@ -172,10 +176,13 @@ def _save_model(job: Job, directory: Path) -> None:
 
 
 def _policy(directory: Path, job: Job) -> Policy:
-    recipe = ModelConfig(path=str(directory), dtype=_dtype(job), device="cpu")
+    recipe = ModelConfig(path=str(directory), dtype=_dtype(job), device="cpu", lora=job.lora)
     setting = "hybrid" if num_ranks() == 4 else "full"  # as on two hosts of two ranks
     sharding = sharding_of(setting, torch.device("cpu"), dtype_of(recipe))
-    return load_policy(recipe, fit_tokenizer(TEXTS), seed=0, sharding=sharding)
+    policy = load_policy(recipe, fit_tokenizer(TEXTS), seed=0, sharding=sharding)
+    for name, numbers in (moved_adapter(policy.model) or {}).items():  # of a new one half of the gradient is 0
+        policy.model.get_parameter(name).data = numbers
+    return policy
 
 
 def _dtype(job: Job) -> Any:

@@ -372,12 +372,6 @@ def test_weights_that_transformers_dequantises_may_be_there(saved: Path, monkeyp
     assert getattr(policy.model.config, "quantization_config", None) is None
 
 
-def test_an_adapter_beside_whole_weights_is_refused(saved: Path) -> None:
-    (saved / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    with pytest.raises(UserError, match=r"a LoRA adapter(.|\n)*remove adapter_config\.json"):
-        load_config(ModelConfig(path=str(saved)))
-
-
 @pytest.mark.parametrize(
     ("family", "key"),
     [

@@ -1,11 +1,13 @@
 """The models that a run trains or measures from, loaded on every rank."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gspo.learner.ranks import sharding_of
 from gspo.model.load import turn_end
+from gspo.model.lora import copied_adapter, read_adapter
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy, try_save
 from gspo.model.routing import refuse_experts
 from gspo.recipe.schema import Recipe
@@ -20,7 +22,8 @@ def load_models(
     recipe.model. A reference that is neither named nor refreshed has `reference_weights`, by default the recipe's.
     """
     model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
-    ends = turn_end(tokenizer, recipe.queries) if weights is None else ()  # a saved model has those it was trained with
+    is_whole = weights is not None and model.lora is None
+    ends = () if is_whole else turn_end(tokenizer, recipe.queries)  # a saved model has those it was trained with
     stop_tokens = (*recipe.rollout.stop_tokens, *ends)
     load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=stop_tokens)
     device, dtype = device_of(model.device), dtype_of(model)
@@ -29,9 +32,15 @@ def load_models(
     try_save(policy.model, tokenizer, where=str(model.path or "model.architecture"))
     if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities
         other: dict[str, Any] = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
-        reference = load(model.model_copy(update=other))
+        reference = load(model.model_copy(update={**other, "lora": None}))
+    elif kl.coefficient and model.lora is not None:  # the same model, with the adapter that RL starts with
+        if reference_weights is not None:
+            read_adapter(policy.model, reference_weights)
+        reference = replace(policy, adapter=copied_adapter(policy.model))
     elif kl.coefficient:  # where it is refreshed, the checkpoint has its weights, and puts them in
         reference = load(model, weights=weights if kl.refresh_steps else reference_weights)
+    if model.lora is not None and weights is not None:
+        read_adapter(policy.model, weights)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
         value_trunk = load(model, weights=weights)
     if policy.routing is None:

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError, listed
 from gspo.loop import in_thread
@@ -145,6 +147,17 @@ def highest(value: int) -> int:
     number = torch.tensor(value)
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return int(number)
+
+
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Add the gradients of each rank up, in place: of parameters that are not shared, which FSDP2 does not add up."""
+    own = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+    if num_ranks() > 1 and own:
+        _life.exchanges += 1
+        flat = torch.cat([tensor.flatten() for tensor in own])
+        dist.all_reduce(flat)
+        for tensor, summed in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
+            tensor.copy_(summed.view_as(tensor))
 
 
 def meet() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gspo.errors import UserError
 from gspo.learner.balance import shares
 from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.learner.ranks import gathered, highest, num_ranks, rank
+from gspo.learner.ranks import add_up, gathered, highest, num_ranks, rank
 from gspo.model.neighbours import check_positions
 from gspo.model.packing import EMPTY, TokenSequence, micro_batches
 from gspo.model.policy import Policy, response_likelihood
@@ -110,4 +110,5 @@ def fit(
         part_loss.backward()
         loss += part_loss.item()
     loss = sum(gathered(loss))
+    add_up(optimizer.gradient())
     return loss, optimizer.step(loss_is_finite=math.isfinite(loss))

@@ -164,7 +164,7 @@ class Trainer:
                     part.restore(state)
             restore_random_state(tensors_of(saved, "random"))
         if copy_reference and self.reference is not None:
-            self.reference.model.load_state_dict(self.policy.model.state_dict())
+            self.reference.take_weights(self.policy)
 
     @by_all
     def end_cold_start(self) -> None:

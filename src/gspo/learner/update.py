@@ -18,7 +18,7 @@ from gspo.learner.micro_batching import (
     trained_samples,
 )
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
-from gspo.learner.ranks import gathered
+from gspo.learner.ranks import add_up, gathered
 from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.model.packing import EMPTY
 from gspo.model.policy import response_likelihood
@@ -91,6 +91,7 @@ def accumulate_gradient(
         learner.check_stop()
         if is_second and split and half is None:
             half = [gradient.clone() for gradient in learner.optimizer.gradient()]
+            add_up(half)
         if not places:  # of another rank alone
             _pass_along(learner)
             continue
@@ -101,6 +102,7 @@ def accumulate_gradient(
         computed_places += places
     # A GPU computes beside this thread, and waits for other ranks in between.
     seconds = time.thread_time() - start if learner.policy.device.type == "cpu" else math.nan
+    add_up(learner.optimizer.gradient())
     noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
     seen = gathered(_seen(losses, computed_places, mini_batch, learner.actor, seconds))
     report, trained = _joined(seen, samples, denominators, noise)

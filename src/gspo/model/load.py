@@ -1,5 +1,6 @@
 """What the recipe's model is made from: configuration, weights and tokenizer, read or new, with every fault named."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, did_you_mean
+from gspo.model.lora import CONFIG, merge_adapter
 from gspo.model.prove import TOLERANCE, one_line
 from gspo.model.sharding import Sharding, not_shardable, shard
 from gspo.recipe.sections import KlConfig, ModelConfig, QueriesConfig
@@ -19,8 +21,6 @@ _NO_MODEL = "no model can be loaded"
 # Arguments of from_pretrained that say where the files are; the others that are taken are keys of the configuration.
 _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
 _OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
-_ADAPTER = "a LoRA adapter (adapter_config.json), and gspo trains whole models"
-_ADAPTER_FIX = "merge it into its model (peft: merge_and_unload); beside whole weights, remove adapter_config.json"
 _QUANTISED = "its weights are quantised, and quantised weights cannot be trained"
 _QUANTISED_FIX = "name the model that it was made from, or save it dequantised (transformers: model.dequantize())"
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -46,8 +46,17 @@ def load_model(
 
     Of a sharded model each rank reads its own part of the weights. New ones it makes whole, and keeps its part.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
+    if weights is None and (base := base_of(recipe.path)) != recipe.path:
+        if sharding is not None:
+            fix = f"write a whole model: gspo merge {recipe.path}"
+            raise UserError("ranks cannot share a model while an adapter is merged", where=str(recipe.path), fix=fix)
+        model = load_model(recipe.model_copy(update={"path": base}), config, dtype=dtype, weights=None)
+        merge_adapter(model, Path(str(recipe.path)))
+        with suppress(OSError):  # the tokens that end its responses
+            model.generation_config = GenerationConfig.from_pretrained(recipe.path)
+        return model
     if path := str(weights or recipe.path or ""):
         options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": recipe.trust_remote_code}
         options |= {"is_own": bool(weights), **({} if weights else _of_the_hub(recipe))}
@@ -77,6 +86,20 @@ def empty_model(recipe: ModelConfig, config: Any) -> Any:
         where, fix = f"model.attn_implementation: {attention}", "leave it out, or install the package that it needs"
     with _faults_named(where, "no model can be made", fix), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=foreign and recipe.architecture is None)
+
+
+def base_of(path: str | None) -> str | None:
+    """The model that an adapter's directory belongs to; the path itself where that is none."""
+    file = Path(path or "") / CONFIG
+    if path is None or not file.is_file():
+        return path
+    if (Path(path) / "config.json").is_file():
+        fix = f"remove {CONFIG}, or move the adapter to a directory of its own"
+        raise UserError(f"a whole model (config.json) and an adapter ({CONFIG}) lie here together", where=path, fix=fix)
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UserError("it does not say which model it is of", where=str(file), fix="restore it from a copy") from None
 
 
 def weights_left_out(config: Any) -> list[str]:
@@ -221,8 +244,8 @@ def _read_config(recipe: ModelConfig) -> Any:
     path = str(recipe.path)
     place = Path(path)
     _refuse_missing_directory(path, "model.path")
-    if (place / "adapter_config.json").is_file():
-        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
+    if (base := base_of(path)) != path:  # which is read in its place
+        return _read_config(recipe.model_copy(update={"path": base}))
     if place.exists() and not (place / "config.json").is_file():
         raise UserError("no config.json here, so this is no model directory", where=path)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
@@ -321,8 +344,6 @@ def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options:
         del config.quantization_config
     with _faults_named(path):
         model, report = kind.from_pretrained(path, output_loading_info=True, **options)
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
     if getattr(model, "hf_quantizer", None) or not all(p.dtype in TOLERANCE for p in model.parameters()):
         raise UserError(_QUANTISED, where=path, fix=_QUANTISED_FIX)
     if report["missing_keys"]:

@@ -19,11 +19,12 @@ from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
+from gspo.model.lora import adapter_of, add_lora, has_adapter, save_adapter, with_adapter
 from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, join_experts, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
 from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
-from gspo.model.routing import Routing, find_routing
+from gspo.model.routing import Routing, find_routing, routers_in
 from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.recipe.sections import ModelConfig
@@ -47,6 +48,7 @@ class Policy:
     routing: Routing | None  # None: the model has no experts, or routers that cannot be replayed
     unknown_routers: str | None  # why the model's routers cannot be replayed
 
+    adapter: Mapping[str, Tensor] | None = None  # in place of the model's own: of a policy that shares its model
     sharding: Sharding | None = None  # how the model is spread over ranks
     # Where rank 0 acts alone: has the others take part (`take_part`) in what it does next with a model that they share.
     call_others: Callable[[str | None], None] | None = None
@@ -95,6 +97,9 @@ class Policy:
 
     def forward(self, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         """What `compute` makes of the trunk and the head: within the model's own forward pass where it is sharded."""
+        if self.adapter is not None:
+            with with_adapter(self.model, self.adapter):
+                return replace(self, adapter=None).forward(compute)
         if not self.is_sharded:
             return compute()
         if self.call_others is not None:
@@ -125,10 +130,13 @@ class Policy:
             response_likelihood(self, [EMPTY])
 
     def weights(self, *, is_first: bool = True) -> dict[str, Tensor]:
-        """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied.
+        """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied. Of LoRA: the adapter.
 
         Of a sharded model every rank has to call it, and the first gets them: they are gathered one after the other.
         """
+        if has_adapter(self.model):
+            own = self.adapter or adapter_of(self.model)
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in own.items() if is_first}
         tensors = self.model.state_dict()
         owners = {name: id(parameter) for name, parameter in self.model.named_parameters(remove_duplicate=False)}
         places = {name: owners.get(name, name) for name in tensors}
@@ -141,9 +149,21 @@ class Policy:
                 copies[place] = tensor.to("cpu", copy=True)
         return {name: copies[place] for name, place in places.items() if copies}
 
+    @torch.no_grad()
+    def take_weights(self, other: "Policy") -> None:
+        """Take over the present weights of a policy of the same model."""
+        if self.adapter is None:
+            self.model.load_state_dict(other.model.state_dict())
+            return
+        for name, parameter in adapter_of(other.model).items():
+            self.adapter[name].copy_(parameter)
+
     def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights (by default the present ones) and the tokenizer, for transformers' Auto classes to load."""
-        self.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
+        if has_adapter(self.model):
+            save_adapter(self.model, directory, weights)
+        else:
+            self.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(directory)
 
 
@@ -238,13 +258,18 @@ def load_policy(
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
         for name, value in {"vocab_size": len(tokenizer), **special}.items():
             setattr(config, name, recipe.architecture.get(name, value))
+    if recipe.lora is not None:  # whose own weights are loaded by `load_models`
+        weights = None
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
     read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
     model = (sharding.on_all(read) if sharding else read()).to(device).eval()
     use_onednn(model)
     # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.
     model.train = MethodType(lambda model, mode=True: model, model)
-    freeze(model, recipe.frozen)
+    if recipe.lora is None:
+        freeze(model, recipe.frozen)
+    else:  # now, for FSDP2 keeps what it sees when it first gathers them
+        model.requires_grad_(False)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     generation = model.generation_config
     declared = getattr(generation, "eos_token_id", None)
@@ -259,6 +284,10 @@ def load_policy(
         routing, unknown_routers = find_routing(model, trunk)
         if not supports_packing and not sharding:
             check_padding(model, trunk)
+    if recipe.lora is not None:
+        torch.manual_seed(seed)
+        routers = routers_in(model)
+        add_lora(model, recipe.lora, base=str(recipe.path), routers=routers, is_sharded=sharding is not None)
     if sharding and not supports_packing:  # ranks would run the trunk in different numbers
         raise not_shardable(model, NO_PACKS)
     return Policy(

@@ -141,9 +141,7 @@ def find_routing(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
     The proof, on a few tokens: replaying the recorded experts changes nothing; any other experts are used, each with
     its weight, and change what the model computes, whichever layer they are in.
     """
-    declared = _declared(model.modules())
-    suspects = [m for m in model.modules() if isinstance(m, declared) or _ROUTER.search(type(m).__name__)]
-    if not suspects:
+    if not (suspects := routers_in(model)):
         experts = {name for module in trunk.modules() if "Experts" in (name := type(module).__name__)}
         return None, f"{', '.join(sorted(experts))}: no router beside these" if experts else None
     forwards = [router.forward for router in suspects]
@@ -153,6 +151,12 @@ def find_routing(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
         for router, forward in zip(suspects, forwards, strict=True):
             router.forward = forward
         return None, f"{', '.join(sorted({type(router).__name__ for router in suspects}))}: {error}"
+
+
+def routers_in(model: Any) -> list[nn.Module]:
+    """The modules that transformers declares to be routers, or that are called so."""
+    declared = _declared(model.modules())
+    return [m for m in model.modules() if isinstance(m, declared) or _ROUTER.search(type(m).__name__)]
 
 
 def check_declared(actor: ActorConfig, config: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from gspo.errors import DivergedError
+from gspo.model.lora import merged_tensors
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 
@@ -18,8 +19,8 @@ _FIRST_NUMBER = re.compile(r"(.*?\.\d+)\.")  # of a name: the layer that a tenso
 def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool = True) -> Iterator[dict[str, Tensor]]:
     """The tensors of each layer, and of what is outside of layers, as `save_pretrained` names them, or the model does.
 
-    Of tied tensors there is the first. Scrambled ones are of the same shapes, and no policy's: a server with any of
-    them in place of the true ones computes something else.
+    Of tied tensors there is the first, and an adapter is merged. Scrambled ones are of the same shapes, and no
+    policy's: a server with any of them in place of the true ones computes something else.
     """
     seen: set[int] = set()
     layers: dict[str, list[str]] = {}
@@ -31,7 +32,7 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool 
     with torch.no_grad():
         for place, names in layers.items():
             with policy.gathered(place):
-                layer = {name: _tensor(policy.model, name) for name in names}
+                layer = merged_tensors(policy.model, names)
                 if policy.is_sharded:  # memory that a server or numpy has seen could not be freed to share it again
                     layer = {name: tensor.clone() for name, tensor in layer.items()}
             for name, tensor in layer.items():
@@ -42,12 +43,6 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool 
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
             saved.clear()  # no two layers are held at a time
-
-
-def _tensor(model: Any, name: str) -> Tensor:
-    module, _, leaf = name.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(module), leaf)
-    return tensor.detach()
 
 
 def _is_finite(tensor: Tensor) -> bool:

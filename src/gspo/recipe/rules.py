@@ -38,6 +38,14 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: model.architecture is not None and model.tokenizer is None,
         """model.kwargs is for model.path: the keys of a new model's configuration stand in model.architecture
         """: model.kwargs and model.architecture is not None,
+        """model.lora is for model.path: a new model has nothing yet that an adapter could be added to
+        """: model.lora is not None and model.architecture is not None,
+        """model.lora trains nothing but the adapter, so model.frozen says nothing; leave it out
+        """: model.lora is not None and model.frozen,
+        """model.lora with actor.kl.refresh_steps: the reference is the model without what training adds; leave it out
+        """: model.lora is not None and actor.kl.coefficient and actor.kl.refresh_steps is not None,
+        """model.lora with critic.trunk: own would hold the model twice; set critic.trunk: shared
+        """: model.lora is not None and actor.advantage == "gae" and recipe.critic.trunk == "own",
         """cold_start.steps > 0 needs exactly one of cold_start.path and cold_start.demonstrations
         """: cold_start.steps > 0 and (cold_start.path is None) == (cold_start.demonstrations is None),
         """queries.template must contain {prompt}
@@ -223,6 +231,9 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: all_updates <= warmup,
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
         """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
+        f"""actor.optimizer.lr {actor.optimizer.lr:g} is one for training all weights; with model.lora take about 10
+        times as much: 1e-5 for billions of parameters, 1e-4 for fewer
+        """: recipe.model.lora and actor.optimizer.name == "adamw" and actor.optimizer.lr < 5e-6,
         """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
         the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
         """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",

@@ -169,6 +169,16 @@ class OptimizerConfig(Section):
     max_grad_norm: PositiveFloat = key(1.0, "A gradient with a larger norm is scaled down to this norm.")
 
 
+class LoraConfig(Section):
+    rank: Positive = key(16, "The rank of what is added to a layer's weights; 1 to 32 are enough for RL.")
+    alpha: PositiveFloat = key(32.0, "What is added is scaled by `alpha / rank`.")
+    targets: tuple[str, ...] = key(
+        ("*",), "Patterns of the layers that get an adapter, such as `*attn*`; by default all linear ones and experts."
+    )
+    rslora: bool = key(False, "Scale by `alpha / sqrt(rank)` instead (rsLoRA, arXiv 2312.03732).")
+    dora: bool = key(False, "Train the size of each row of weights by itself (DoRA, arXiv 2402.09353): slower.")
+
+
 class ModelConfig(Section):
     path: PathText | None = key(None, "A directory or hub id with weights; see [models](../guides/models.md).")
     architecture: dict[str, Any] | None = key(None, "In place of a path: a new model's transformers configuration.")
@@ -179,6 +189,9 @@ class ModelConfig(Section):
     attn_implementation: str | None = key(None, "transformers' attention; gspo packs sequences with `sdpa` only.")
     kwargs: dict[str, Any] = key({}, "Further arguments of `from_pretrained`, and keys of the model's configuration.")
     frozen: tuple[str, ...] = key((), "Patterns of parameters that are not trained, such as `*embed_tokens*`.")
+    lora: LoraConfig | None = key(
+        None, "Train an adapter beside the weights ([LoRA](../guides/lora.md)); `{}` is enough."
+    )
 
 
 class ColdStartOptimizerConfig(OptimizerConfig):

@@ -14,9 +14,11 @@ from torch import nn
 
 from gspo.model.head import MAX_LOGITS
 from gspo.model.load import empty_model
+from gspo.model.lora import adapter_of, add_lora, has_adapter
 from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
+from gspo.model.routing import routers_in
 from gspo.model.shape import heads_of, inner_size
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
@@ -91,7 +93,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
         update["a layer, gathered"] = (width + 4) * _largest_units(model)
         sampling["weights, gathered"] = weights * rollout.is_in_trainer  # a server has the weights it samples with
     if device.type == "cpu":  # where a GPU's copies lie, too
-        sampling["checkpoint's copy"] = copied + weights
+        sampling["checkpoint's copy"] = copied + _saved(model, width)
     stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
 
@@ -100,8 +102,9 @@ def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     """Return what a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
     width = _width(recipe, device_of(recipe.model.device))
     model = empty_model(recipe.model, deepcopy(config))
-    weights = width * _count(model)
-    checkpoint = weights + _by_parameters(recipe, model, width, 1)[2]
+    copied = _by_parameters(recipe, model, width, 1)[2]
+    weights = _saved(model, width)
+    checkpoint = weights + copied
     num_kept = recipe.checkpoint.keep + 1
     num_models = 1 + bool(recipe.checkpoint.best) + bool(recipe.cold_start.steps)
     place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.is_dir())
@@ -133,15 +136,19 @@ def _by_parameters(
     kept, masters = (width, copied_masters) if num_ranks == 1 else (4, 0)
     moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
+    if recipe.model.lora is not None:
+        add_lora(model, recipe.model.lora, base="", routers=routers_in(model), is_sharded=num_ranks > 1)
+        copied_masters, masters = 0, 0  # its own are in float32
     size, trained = _count(model), sum(p.numel() for p in model.parameters() if p.requires_grad)
     has_critic = actor.advantage == "gae" and recipe.critic.trunk == "own"
     trunk = _count(model.base_model) if has_critic else 0
+    has_reference = bool(actor.kl.coefficient) and not (recipe.model.lora and actor.kl.reference is None)
     held = {
         "weights": kept * size,
         "masters": masters * trained,
         "moments": moments * trained,
         "value model": (kept * size + (masters + 8) * trunk) * has_critic,
-        "reference": kept * size * bool(actor.kl.coefficient),
+        "reference": kept * size * has_reference,
     }
     copied = held["masters"] + held["moments"] + held["value model"] + held["reference"] * bool(actor.kl.refresh_steps)
     copied += (copied_masters - masters) * (trained + trunk)
@@ -151,6 +158,11 @@ def _by_parameters(
         "gradient's copy": 4 * trained * actor.gradient_noise / shards,
     }
     return held, update, copied / shards
+
+
+def _saved(model: Any, width: int) -> float:
+    """The bytes of what a model's directory has, by its parameters as `_by_parameters` leaves them."""
+    return 4.0 * sum(p.numel() for p in adapter_of(model).values()) if has_adapter(model) else width * _count(model)
 
 
 def _largest_units(model: Any) -> int:

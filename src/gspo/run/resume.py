@@ -27,6 +27,7 @@ from gspo.run.checkpoint.store import (
     Position,
     Store,
     digest,
+    digest_of_file,
     finished_cold_start,
     position_of,
     set_aside,
@@ -76,6 +77,9 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
         fix = f"restore the tokenizer and its chat template as they were; {_new_run(saved.path, recipe)}"
         what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
         raise UserError(what, where="queries", fix=fix)
+    if saved.manifest.get("base_sha256") != base_digest(recipe):
+        what = "the model's files are not those that the adapter was trained beside"
+        raise UserError(what, where=str(recipe.model.path), fix="restore them from a copy")
     if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
@@ -154,6 +158,14 @@ def tokens_digest(queries: QuerySet) -> str:
     """SHA-256 over the tokens of all queries, trained on and held out."""
     prompts = (query.prompt_ids for query in (*queries.train, *queries.held_out))
     return digest(array("q", [len(ids), *ids]).tobytes() for ids in prompts)
+
+
+def base_digest(recipe: Recipe) -> str | None:
+    """SHA-256 over the files of the weights that an adapter is trained beside; None of others, and of a hub's."""
+    if recipe.model.lora is None or not Path(str(recipe.model.path)).is_dir():
+        return None
+    files = sorted(path for kind in ("*.safetensors", "*.bin") for path in Path(str(recipe.model.path)).glob(kind))
+    return digest(digest_of_file(path).encode() for path in files)
 
 
 def _changed_prompt(run: Path, queries: QuerySet) -> str:

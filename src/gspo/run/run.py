@@ -30,6 +30,7 @@ from gspo.run.place import check_place, how_to_resume, move_old_run
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
+    base_digest,
     reopen,
     restore_directory,
     restore_progress,
@@ -262,6 +263,7 @@ def _about(trainer: Trainer, parts: Prepared, engine: Engine) -> Mapping[str, An
         "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks, parts.tools),
         "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
         "tokens_sha256": tokens_digest(parts.queries),
+        "base_sha256": base_digest(trainer.recipe),
         "num_streamed": parts.rows.num_streamed,
         "working_directory": str(Path.cwd()),
     }

@@ -13,6 +13,7 @@ from gspo.evaluation.compare import compare
 from gspo.evaluation.held_out import HELD_OUT, HeldOutScore
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.words import first_and_last, measured, measures
+from gspo.model.lora import CONFIG
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import PhaseConfig
@@ -176,8 +177,11 @@ def summary(
     """The short table at the end: scores before and after, the place of the model and how to load it."""
     rows = [*_scores(lines), ("time", duration(round(seconds)))]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
-    rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
     run = model.parent
+    loaded = f'AutoModelForCausalLM.from_pretrained("{model}")'
+    if (model / CONFIG).is_file():
+        loaded = f"it is an adapter; a whole model of it: gspo merge {shlex.quote(str(model))}"
+    rows += [("model", str(model)), ("load it", loaded)]
     if signal is not None:
         run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
         rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))

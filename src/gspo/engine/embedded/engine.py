@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -13,10 +14,13 @@ import torch
 from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
+from gspo.errors import RunError
 from gspo.interrupt import check_stop
 from gspo.loop import LOOK_SECONDS, have_waiter_do, in_thread
+from gspo.model.lora import has_adapter
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
+from gspo.model.prove import disagreement, trunk_states
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import AtPublish
 
@@ -272,6 +276,10 @@ class EmbeddedEngine:
                 copies[name].copy_(tensor)
                 missing.discard(id(copies[name]))
         assert not missing, "the copy has tensors that the policy lacks"
+        if has_adapter(self._policy.model) and not self._policy.is_sharded:
+            plain, merged = (partial(trunk_states, each.trunk) for each in (self._policy, self._copy))
+            if reason := disagreement(plain, merged):
+                raise RunError(f"the engine's copy has not got the policy's adapter: {reason}")
 
     def describe(self) -> Mapping[str, str]:
         """By which means tokens are decoded: the fast decoder rounds in its own way."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gspo.engine.embedded.cache import in_place_cache, is_in_place
 from gspo.model.linear import linear
+from gspo.model.lora import parts_of
 from gspo.model.prove import MISFITS
 from gspo.model.trunk import NAME as PACKED
 
@@ -124,9 +125,17 @@ def _mlp(layer: Any) -> Operator:
 
 
 def _linear(module: Any) -> Operator:
-    if type(module) is not nn.Linear:
+    if type(module) is nn.Linear:
+        return lambda states: linear(states, module.weight, module.bias)
+    if (parts := parts_of(module)) is None:
         raise TypeError(type(module).__name__)
-    return lambda states: linear(states, module.weight, module.bias)
+    base, down, up, factor = parts
+
+    def adapted(states: Tensor) -> Tensor:
+        added = linear(linear(states.to(down.weight.dtype), down.weight), up.weight) * factor
+        return (linear(states, base.weight, base.bias) + added).to(states.dtype)
+
+    return adapted
 
 
 def _norm(module: Any) -> Operator:

@@ -13,6 +13,7 @@ from gspo.engine.embedded.decoding import Decoding, Means, Rows
 from gspo.engine.embedded.fast_decode import fast_decoder
 from gspo.engine.engine import Prompt, Sampling
 from gspo.errors import UserError
+from gspo.model.lora import moved_adapter, with_adapter
 from gspo.model.policy import Policy
 from gspo.model.prove import computing_in_float32, disagreement, probe_ids
 
@@ -62,7 +63,8 @@ def proven_means(policy: Policy) -> Means:
             tokens=tokens,
             ends=ends,
         )
-        with computing_in_float32(policy.model) if is_widened else nullcontext():
+        widened = computing_in_float32(policy.model) if is_widened else nullcontext()
+        with widened, with_adapter(policy.model, moved_adapter(policy.model)):
             reason = disagreement(plain, decoding.likelihoods)
         if reason is None:
             _proven[policy.trunk] = means

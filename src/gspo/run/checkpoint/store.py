@@ -142,7 +142,7 @@ def seal(directory: Path, about: Mapping[str, Any]) -> None:
         sync(path)
         if path.is_file():
             name = path.relative_to(directory).as_posix()
-            files[name] = {"bytes": path.stat().st_size, "sha256": _digest_of_file(path)}
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
     content = {**about, "files": files}
     text = json.dumps({"sha256": _digest_of_content(content), "content": content}, indent=1)
     (directory / MANIFEST).write_text(text, encoding="utf-8")
@@ -162,7 +162,7 @@ def verified(directory: Path) -> dict[str, Any]:
             size = (directory / name).stat().st_size
             if size != entry["bytes"]:
                 raise DamagedError(f"{name} has {size:,} bytes, not {entry['bytes']:,}")
-            if _digest_of_file(directory / name) != entry["sha256"]:
+            if digest_of_file(directory / name) != entry["sha256"]:
                 raise DamagedError(f"{name} is not as it was written (SHA-256)")
     except FileNotFoundError:
         raise DamagedError(f"{name} is missing") from None
@@ -202,8 +202,8 @@ def digest(parts: Iterable[bytes]) -> str:
     return hashed.hexdigest()
 
 
-def _digest_of_file(path: Path) -> str:
-    """Of what is on the disk, where the system lets us drop its cached bytes."""
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of what is on the disk, where the system lets us drop its cached bytes."""
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,332 @@
+"""LoRA: what is trained, what it computes, and what is written, against the formula and against peft's own reading."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.needs import needs
+
+from gspo.engine.embedded import fast_decode
+from gspo.engine.embedded.decoding import Means
+from gspo.engine.embedded.engine import EmbeddedEngine
+from gspo.engine.embedded.proof import proven_means
+from gspo.engine.engine import Completion
+from gspo.engine.server.probe import Probe
+from gspo.errors import RunError, UserError
+from gspo.merge import merge
+from gspo.model import lora
+from gspo.model.lora import (
+    adapter_of,
+    copied_adapter,
+    merged_tensors,
+    moved_adapter,
+    read_adapter,
+    with_adapter,
+    without_effect,
+)
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy, checkpoint_gradients, load_policy, response_likelihood
+from gspo.model.weights import weights_by_layer
+from gspo.recipe.sections import LoraConfig, ModelConfig
+
+pytestmark = needs("peft")
+NewPolicy = Callable[..., Policy]
+Adapted = Callable[..., Policy]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled by the root": {"rslora": True},
+    "of rank 1": {"rank": 1},
+    "DoRA": {"dora": True},
+}
+PROMPT = (5, 3, 8, 4)
+SEQUENCES = [
+    TokenSequence(prompt_ids=PROMPT, response_ids=torch.tensor([6, 3, 9, 5, 7])),
+    TokenSequence(prompt_ids=PROMPT, response_ids=torch.tensor([4, 4])),
+    TokenSequence(prompt_ids=(7,), response_ids=torch.tensor([3, 8, 3])),
+]
+
+
+@pytest.fixture
+def adapted(new_policy: NewPolicy, tmp_path: Path) -> Adapted:
+    """A policy with an adapter beside the weights of a family's model, which lies in `tmp_path / family`."""
+
+    def load(family: str = "qwen3", dtype: Any = "float32", **settings: Any) -> Policy:
+        if not (directory := tmp_path / family).exists():
+            new_policy(family).save(directory)
+        recipe = ModelConfig(path=str(directory), device="cpu", dtype=dtype, lora=LoraConfig(**settings))
+        return load_policy(recipe, new_policy(family).tokenizer, seed=0)
+
+    return load
+
+
+def plain(policy: Policy, tmp_path: Path, family: str = "qwen3") -> Policy:
+    """The policy without an adapter."""
+    return load_policy(ModelConfig(path=str(tmp_path / family), device="cpu"), policy.tokenizer, seed=0)
+
+
+def give(policy: Policy, numbers: Any) -> None:
+    """Change the adapter's own numbers."""
+    for name, parameter in adapter_of(policy.model).items():
+        parameter.data = numbers[name]
+
+
+@torch.no_grad()
+def logprobs(policy: Policy) -> torch.Tensor:
+    return response_likelihood(policy, SEQUENCES).logprobs
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt2", "gpt_oss"])
+def test_training_begins_with_the_model_as_it_is_and_trains_the_adapter_alone(
+    family: str, adapted: Adapted, tmp_path: Path
+) -> None:
+    policy = adapted(family)
+    assert torch.equal(logprobs(policy), logprobs(plain(policy, tmp_path, family)))
+    trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+    assert trained == adapter_of(policy.model).keys() == policy.weights().keys()
+    assert not any("lm_head" in name or "router" in name or ".gate." in name for name in trained)
+    assert any("experts" in name for name in trained) == (family in ("qwen3_moe", "gpt_oss"))
+    again = adapted(family)
+    assert all(torch.equal(own, again.weights()[name]) for name, own in policy.weights().items())
+
+
+def test_merged_weights_are_those_of_the_formula(adapted: Adapted) -> None:
+    for is_stabilised, factor in ((False, 6 / 4), (True, 6 / 4**0.5)):
+        policy = adapted(rank=4, alpha=6, rslora=is_stabilised)
+        give(policy, moved_adapter(policy.model))
+        model = policy.model
+        merged = merged_tensors(model, [name for name, _ in model.named_parameters()])
+        own = {str(lora.without_adapter(name)): p for name, p in model.named_parameters() if ".lora_" not in name}
+        assert merged.keys() == own.keys()
+        for name, weight in own.items():
+            prefix, expected = name.removesuffix(".weight"), weight.double()
+            if f"{prefix}.lora_A.default.weight" in adapter_of(model):
+                down, up = (adapter_of(model)[f"{prefix}.lora_{x}.default.weight"].double() for x in "AB")
+                expected = expected + factor * up @ down
+            torch.testing.assert_close(merged[name].double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_computes_and_its_gradient_are_those_of_the_merged_model(
+    kind: str, family: str, adapted: Adapted, tmp_path: Path
+) -> None:
+    if kind == "DoRA" and family == "qwen3_moe":
+        pytest.skip("peft has no DoRA of experts")
+    policy, reference = adapted(family, **KINDS[kind]), plain(adapted(family), tmp_path, family)
+    checkpoint_gradients(policy)
+    start, weights = dict(moved_adapter(policy.model) or {}), torch.linspace(-1, 1, 10)
+    give(policy, start)
+
+    def merged(**moved: torch.Tensor) -> dict[str, torch.Tensor]:
+        with with_adapter(policy.model, {**start, **moved}):
+            return merged_tensors(policy.model, [name for name, _ in policy.model.named_parameters()])
+
+    reference.model.load_state_dict(merged(), strict=False)
+    losses = [response_likelihood(each, SEQUENCES).logprobs for each in (policy, reference)]
+    for own in losses:
+        (own * weights).sum().backward()
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-5)
+    of_weights = {name: p.grad for name, p in reference.model.named_parameters() if p.grad is not None}
+    found, expected, width = list[float](), list[float](), 1e-2
+    for name, parameter in adapter_of(policy.model).items():
+        if kind == "DoRA" and "magnitude" not in name:
+            continue  # for these it takes the norm of a row as given (2402.09353, Section 4.3)
+        way = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(found)))
+        ends = [merged(**{name: start[name] + sign * width * way}) for sign in (1, -1)]
+        slopes = {key: (ends[0][key] - ends[1][key]).double() / (2 * width) for key in of_weights}
+        assert parameter.grad is not None
+        found.append(float((parameter.grad * way).sum()))
+        expected.append(float(sum((slopes[key] * of_weights[key]).sum() for key in slopes)))
+    assert min(map(abs, found)) > 0
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4 * max(map(abs, found)))
+    assert all(p.grad is None for name, p in policy.model.named_parameters() if name not in start)
+
+
+def test_only_layers_of_the_patterns_are_adapted(adapted: Adapted) -> None:
+    names = adapter_of(adapted(targets=["*layers.1.*attn*", "*up_proj"]).model)
+    layers = {name.partition(".lora_")[0].removeprefix("model.layers.") for name in names}
+    attention = {f"1.self_attn.{name}_proj" for name in "qkvo"}
+    assert layers == attention | {"0.mlp.up_proj", "1.mlp.up_proj"}
+    with pytest.raises(UserError, match=r"model.lora.targets: '\*atn\*' matches no parameter(.|\n)*self_attn.q_proj"):
+        adapted(targets=["*atn*"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_directory_is_one_of_pefts(kind: str, adapted: Adapted, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    policy = adapted(**KINDS[kind])
+    give(policy, moved_adapter(policy.model))
+    policy.save(tmp_path / "adapter", policy.weights())
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "qwen3")
+    theirs = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = torch.tensor([[5, 3, 8, 4, 6, 3]])
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+    again = adapted(**KINDS[kind])
+    read_adapter(again.model, tmp_path / "adapter")
+    assert all(torch.equal(own, again.weights()[name]) for name, own in policy.weights().items())
+    assert again.weights().keys() == policy.weights().keys()
+    for other in (adapted(rank=2), adapted(targets=["*attn*"])):
+        with pytest.raises(UserError, match="does not fit the model: it has other layers, or another rank"):
+            read_adapter(other.model, tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_an_adapters_directory_is_merged_where_a_model_is_named(
+    family: str, adapted: Adapted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = adapted(family)
+    give(policy, moved_adapter(policy.model))
+    policy.save(tmp_path / "run" / "model")
+    (tmp_path / "run" / "recipe.yaml").touch()
+    recipe = ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu")
+    loaded = load_policy(recipe, policy.tokenizer, seed=0)
+    assert loaded.stop_ids == policy.stop_ids and not adapter_of(loaded.model)
+    torch.testing.assert_close(logprobs(loaded), logprobs(policy), rtol=0, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
+    (line,) = merge(tmp_path / "run", tmp_path / "whole")
+    assert str(tmp_path / "whole") in line
+    whole = load_policy(ModelConfig(path=str(tmp_path / "whole"), device="cpu"), policy.tokenizer, seed=0)
+    assert torch.equal(logprobs(whole), logprobs(loaded))
+    with pytest.raises(UserError, match="is there already"):
+        merge(tmp_path / "run", tmp_path / "whole")
+    with pytest.raises(UserError, match="there is no adapter"):
+        merge(tmp_path / "whole", None)
+    monkeypatch.setattr(lora, "_merged", lambda layer: layer.base_layer)
+    with pytest.raises(UserError, match="cannot be merged: it computes something else"):
+        load_policy(recipe, policy.tokenizer, seed=0)
+
+
+def test_half_precision_is_merged_once_and_from_float32(adapted: Adapted) -> None:
+    policy = adapted(dtype="bfloat16", rank=4, alpha=4)
+    assert {parameter.dtype for parameter in adapter_of(policy.model).values()} == {torch.float32}
+    give(policy, moved_adapter(policy.model))
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    layer = policy.model.model.layers[0].mlp.up_proj
+    for _ in range(3):
+        merged = merged_tensors(policy.model, [name for name, _ in policy.model.named_parameters()])
+    up, down = (layer.lora_B["default"].weight, layer.lora_A["default"].weight)
+    expected = (layer.base_layer.weight.float() + up @ down).bfloat16()
+    assert torch.equal(merged["model.layers.0.mlp.up_proj.weight"], expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.state_dict().items())
+
+
+def test_a_reference_is_the_same_model_with_other_numbers(adapted: Adapted, tmp_path: Path) -> None:
+    policy = adapted()
+    base = logprobs(policy)
+    reference = replace(policy, adapter=copied_adapter(policy.model))
+    give(policy, moved_adapter(policy.model))
+    moved = logprobs(policy)
+    assert torch.equal(logprobs(reference), base) and not torch.equal(moved, base)
+    assert torch.equal(logprobs(policy), moved)  # its own are back
+    reference.take_weights(policy)
+    assert torch.equal(logprobs(reference), moved)
+    assert all(torch.equal(own, reference.weights()[name]) for name, own in policy.weights().items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_decoder_that_is_written_out_has_the_adapter(
+    dtype: str, adapted: Adapted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proven_means(adapted(dtype=dtype)) is Means.FAST
+    assert proven_means(adapted(dora=True)) is Means.OWN_MODULES
+    for factor in (0.0, 2.0):  # dropped, doubled
+        monkeypatch.setattr(fast_decode, "parts_of", partial(_scaled, factor))
+        assert proven_means(adapted(dtype=dtype)) is Means.OWN_MODULES
+
+
+def _scaled(factor: float, layer: Any) -> Any:
+    parts = lora.parts_of(layer)
+    return parts and (*parts[:3], factor * parts[3])
+
+
+def test_a_copy_that_has_not_got_the_adapter_is_noticed(
+    adapted: Adapted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = adapted()
+    copy = plain(policy, tmp_path)
+    engine = EmbeddedEngine(policy, copy=copy, at_publish="recompute")
+    for version in range(3):
+        engine.publish(version)
+        torch.testing.assert_close(logprobs(copy), logprobs(policy), rtol=0, atol=1e-5)
+        give(policy, {name: (version + 1) * tensor for name, tensor in (moved_adapter(policy.model) or {}).items()})
+    stale = {name: parameter.detach().clone() for name, parameter in copy.model.named_parameters()}
+
+    def of_one_layer(model: Any, names: Any) -> Any:
+        merged = merged_tensors(model, names)
+        return {name: stale[name] if "layers.1.mlp.up" in name else tensor for name, tensor in merged.items()}
+
+    monkeypatch.setattr("gspo.model.weights.merged_tensors", of_one_layer)
+    with pytest.raises(RunError, match="has not got the policy's adapter"):
+        engine.publish(3)
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt2"])
+def test_engines_get_the_tensors_of_the_merged_model(family: str, adapted: Adapted, tmp_path: Path) -> None:
+    policy = adapted(family)
+    give(policy, moved_adapter(policy.model))
+    policy.save(tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "whole")
+    found = {name: tensor for layer in weights_by_layer(policy) for name, tensor in layer.items()}
+    files = (tmp_path / "whole").glob("*.safetensors")
+    expected = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("rounding", [1e-6, 1e-2])
+@pytest.mark.parametrize("share", [0.0, 1.0, 2.0])
+def test_a_server_without_the_adapter_or_with_it_twice_is_noticed_within_the_tolerance(
+    share: float, rounding: float, adapted: Adapted
+) -> None:
+    policy = adapted()
+    small = {name: tensor * 0.25 for name, tensor in (moved_adapter(policy.model) or {}).items()}
+    give(policy, small)
+    probe = Probe(policy, torch.bfloat16, 1.0)
+    completions, generator = list[Completion](), torch.Generator().manual_seed(0)
+    for request in probe.requests("label", 0):
+        (prompt,) = request.prompts
+        ids = torch.randint(3, 9, (16,), generator=generator)
+        sequence = [TokenSequence(prompt_ids=prompt.ids, response_ids=ids)]
+        with torch.no_grad():
+            own = response_likelihood(policy, sequence).logprobs
+            base = response_likelihood(replace(policy, adapter=without_effect(policy.model)), sequence).logprobs
+        noise = rounding * torch.randn(16, generator=generator)
+        completions.append(
+            Completion(
+                token_ids=ids,
+                logprobs=base + share * (own - base) + noise,
+                full_logprobs=None,
+                versions=(),
+                finish_reason="length",
+                experts=None,
+            )
+        )
+    gap = probe.gap(completions)
+    assert gap.mean < gap.tolerance / 2  # by itself it shows nothing
+    assert gap.adapter == pytest.approx(share, abs=0.1) and gap.is_closed == (share == 1.0)
+    assert ("times the adapter" in str(gap)) == (share != 1.0)
+
+
+def test_directories_that_are_no_adapter_are_refused(adapted: Adapted, tmp_path: Path) -> None:
+    policy = adapted()
+    policy.save(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"no tensors")
+    recipe = ModelConfig(path=str(tmp_path / "adapter"), device="cpu")
+    with pytest.raises(UserError, match="this adapter does not fit the model"):
+        load_policy(recipe, policy.tokenizer, seed=0)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(UserError, match="does not say which model it is of"):
+        load_policy(recipe, policy.tokenizer, seed=0)
+    (tmp_path / "adapter" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"lie here together(.|\n)*remove adapter_config\.json"):
+        load_policy(recipe, policy.tokenizer, seed=0)

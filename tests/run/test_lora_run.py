@@ -1,0 +1,104 @@
+"""Runs that train an adapter: resumed bit by bit, with a reference, a value model or a copy of the weights."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.breaking_off import APPRAISAL, GRADIENT, SAMPLING, differing, lasting, recipe_of, result, train
+from tests.needs import needs
+from tests.small_model import save_small_model
+
+import gspo
+from gspo import cli
+from gspo.recipe.schema import Recipe
+
+pytestmark = needs("peft")
+PPO = ("actor.advantage=gae", "actor.importance_sampling_level=token", "actor.clip_low=0.2", "actor.clip_high=0.2")
+KL = ("actor.kl={coefficient: 0.1}", "actor.advantage=group_mean")
+COLD = "cold_start.steps=2"
+
+
+def lora_recipe(*keys: str, name: str = "broken") -> Recipe:
+    """The recipe of a small model in `base/` that gets an adapter."""
+    if not Path("base").exists():
+        torch.manual_seed(0)
+        save_small_model(Path("base"))
+    model = "model={path: base, device: cpu, lora: {rank: 4}}"
+    return recipe_of(name, model, "evaluation.num_queries=0", "cold_start.steps=0", "queries.chat=false", *keys)
+
+
+def files(directory: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
+
+
+CASES = {
+    "alone": (),
+    "a reference": KL,
+    "after a cold start": (*KL, COLD),
+    "a value model": (*PPO, "critic={trunk: shared, optimizer: {lr: 1e-2}}", "actor.gradient_checkpointing=true"),
+    "half precision": ("model.dtype=bfloat16",),
+    "a copy, in turn": ("rollout.max_staleness=1", "rollout.in_turn=true"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_is_the_unbroken_one_and_writes_nothing_but_the_adapter(
+    case: str, broken_off: Callable[..., Any]
+) -> None:
+    recipe = lora_recipe(*CASES[case])
+    base = files("base")
+    unbroken = train(recipe.model_copy(update={"name": "unbroken"}))
+    for place, count in [(SAMPLING, 1), (GRADIENT, 3), *([(APPRAISAL, 1)] if "reference" in case else [])]:
+        broken_off(recipe, place, count, resume=recipe.run_dir.exists())
+    outcome = train(recipe, resume=True)
+    assert lasting(outcome.metrics) == lasting(unbroken.metrics)
+    assert differing(result(recipe.name), result("unbroken")) == []
+    assert files("base") == base
+    saved = load_file(outcome.model / "adapter_model.safetensors")
+    assert saved and all(".lora_" in name for name in saved) and saved.values()
+    assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)
+    assert not list(Path("runs").rglob("model.safetensors"))
+
+
+def test_the_reference_is_the_policy_as_reinforcement_learning_begins() -> None:
+    outcome = train(lora_recipe(*KL, COLD, "actor.mini_batches=2"))
+    first = outcome.metrics[0]["reference/kl_by_mini_batch"]
+    assert abs(first[0]) < 1e-9 < first[1]
+    begun = Path("runs/broken/cold_start/model")
+    cold, end = (load_file(path / "adapter_model.safetensors") for path in (begun, outcome.model))
+    assert any(tensor.any() for name, tensor in cold.items() if "lora_B" in name)
+    assert not all(torch.equal(tensor, end[name]) for name, tensor in cold.items())
+
+
+def test_another_model_beside_the_adapter_is_refused_and_the_run_goes_on_with_its_own() -> None:
+    recipe = lora_recipe()
+    train(recipe)
+    shutil.copytree("base", "kept")
+    torch.manual_seed(1)
+    shutil.rmtree("base")
+    save_small_model(Path("base"))
+    with pytest.raises(gspo.UserError, match="the model's files are not those that the adapter was trained beside"):
+        train(recipe.model_copy(update={"steps": 3}), resume=True)
+    shutil.rmtree("base")
+    Path("kept").rename("base")
+    assert train(recipe.model_copy(update={"steps": 3}), resume=True).metrics[-1]["step"] == 3
+
+
+def test_a_run_is_merged_evaluated_and_begun_from(capsys: pytest.CaptureFixture[str]) -> None:
+    lora_recipe()
+    keys = ["model={path: base, device: cpu, lora: {}}", "cold_start.steps=0", "queries.chat=false", "steps=1"]
+    tiny = str(Path(__file__).parents[1] / "tiny.yaml")
+    assert cli.main(["train", tiny, *keys, "name=first"]) == 0
+    assert "it is an adapter; a whole model of it: gspo merge runs/first/model" in capsys.readouterr().out
+    assert cli.main(["merge", "runs/first", "--out", "whole"]) == 0
+    begun = [f"model.path={path}" for path in ("whole", "runs/first/model")]
+    for number, path in enumerate(begun):
+        again = [*keys, path, "model.lora=null", f"name=next{number}", "evaluation.num_queries=0"]
+        assert cli.main(["train", tiny, *again]) == 0
+    lines = [json.loads(Path(f"runs/next{n}/metrics.jsonl").read_text().splitlines()[-1]) for n in (0, 1)]
+    assert lasting(lines[:1]) == lasting(lines[1:])
