@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gspo.model.prove import MISFITS, TOLERANCE, computing_in_float32, disagreement, probe_ids, trunk_states
+from gspo.model.prove import MISFITS, TOLERANCE, computing_in, disagreement, probe_ids, trunk_states
 
 STATES = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
 
@@ -98,7 +98,7 @@ def test_rounding_that_neighbours_alone_cause_is_allowed_and_more_is_not() -> No
 def test_a_model_of_half_precision_computes_in_float32_and_is_left_as_it_was(family: str, new_policy: Any) -> None:
     policy = new_policy(family, dtype="bfloat16")
     before = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
-    with torch.no_grad(), computing_in_float32(policy.model):
+    with torch.no_grad(), computing_in(torch.float32, policy.model):
         states = trunk_states(policy.trunk)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.model.state_dict().items())
     assert trunk_states(policy.trunk).dtype == torch.bfloat16

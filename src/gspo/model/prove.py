@@ -82,23 +82,27 @@ def check_noiseless(model: Any, states: Callable[[], Tensor]) -> None:
 
 
 @contextmanager
-def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """Have a model of half precision compute in float32, with its weights: one module's are copied at a time."""
-    narrow: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+def computing_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
+    """Have a model compute in another precision, with its weights: one module's are copied at a time.
 
-    def widen(module: nn.Module, *_: Any) -> None:
-        narrow[module] = [(p, p.data) for p in module.parameters(recurse=False)]
-        for parameter, data in narrow[module]:
-            parameter.data = data.float()
+    What LoRA adds to them stays in float32, as in training.
+    """
+    own: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+    def convert(module: nn.Module, *_: Any) -> None:
+        own[module] = [(p, p.data) for p in module.parameters(recurse=False)]
+        for parameter, data in own[module]:
+            parameter.data = data.to(dtype)
 
     def restore(module: nn.Module, *_: Any) -> None:
-        for parameter, data in narrow.pop(module, ()):
+        for parameter, data in own.pop(module, ()):
             parameter.data = data
 
     with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_forward_pre_hook(widen).remove)
-            hooks.callback(module.register_forward_hook(restore, always_call=True).remove)
+        for name, module in model.named_modules():
+            if ".lora_" not in name:
+                hooks.callback(module.register_forward_pre_hook(convert).remove)
+                hooks.callback(module.register_forward_hook(restore, always_call=True).remove)
         yield
 
 

@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.model.packing import Block, Pack, TokenSequence, pack
-from gspo.model.prove import MISFITS, computing_in_float32, disagreement, probe_ids, trunk_states
+from gspo.model.prove import MISFITS, computing_in, disagreement, probe_ids, trunk_states
 from gspo.model.routing import Routing, traced
 
 NAME = "gspo_packed"
@@ -78,9 +78,9 @@ def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
         return False
     precisions: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
     if next(trunk.parameters()).dtype.itemsize < 4 and not isinstance(model, FSDPModule):
-        with suppress(*MISFITS), torch.no_grad(), computing_in_float32(model):
+        with suppress(*MISFITS), torch.no_grad(), computing_in(torch.float32, model):
             trunk_states(trunk)  # not every model can
-            precisions.append(partial(computing_in_float32, model))
+            precisions.append(partial(computing_in, torch.float32, model))
     for first, precision in product((0, 15), precisions):
         with precision():
             is_right = _packs_are_right(model, trunk, hidden_size, probe_ids(trunk, 15, first=first).cpu())

@@ -27,6 +27,7 @@ from tests.engine.server.fault_proxy import (
     truncate,
 )
 from tests.engine.server.real import SHAPE, RunningServer, engine_of, running_server
+from tests.needs import needs
 
 from gspo import loop
 from gspo.engine.engine import Engine
@@ -37,9 +38,10 @@ from gspo.engine.server.process import free_port
 from gspo.errors import DivergedError, RunError, Stopped, UserError
 from gspo.interrupt import Interrupt
 from gspo.loop import all_of
+from gspo.model.lora import adapter_of, merged_tensors, moved_adapter, with_adapter
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, response_likelihood
-from gspo.recipe.sections import RolloutConfig
+from gspo.model.policy import Policy, load_policy, response_likelihood
+from gspo.recipe.sections import LoraConfig, ModelConfig, RolloutConfig
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
 from gspo.types import Group, Query, Sample
@@ -722,3 +724,33 @@ def test_a_server_of_the_same_shapes_and_another_function_is_noticed(
     engine = engine_of(other, tmp_path, urls=(proxy.url,))
     with pytest.raises(RunError, match="does not have the policy's weights"):
         engine.publish(0)
+
+
+@needs("peft")
+def test_an_adapter_that_a_server_has_not_got_or_got_twice_is_noticed(
+    policy: Policy, server: RunningServer, key: str, queries: list[Query], tmp_path: Path, monkeypatch: Any
+) -> None:
+    policy.save(tmp_path / "base")
+    recipe = ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=LoraConfig(rank=4))
+    adapted = load_policy(recipe, policy.tokenizer, seed=0)
+    small = {name: tensor / 8 for name, tensor in (moved_adapter(adapted.model) or {}).items()}
+    engine = engine_of(adapted, tmp_path, urls=(server.url,))
+    for version in (0, 1):  # the first has no effect
+        engine.publish(version)
+        groups = Sampler(engine, adapted).sample(queries, SETTINGS, replace(KEY, step=version))
+        assert (logprobs(groups) - likelihoods(adapted, groups)).abs().max() < TOLERANCE
+        for name, parameter in adapter_of(adapted.model).items():
+            parameter.data = small[name]
+    for share in (0, 2):
+        numbers = {name: tensor * share if "lora_B" in name else tensor for name, tensor in small.items()}
+
+        def others(model: Any, names: Any, numbers: Mapping[str, torch.Tensor] = numbers) -> dict[str, torch.Tensor]:
+            with with_adapter(model, numbers):
+                return merged_tensors(model, names)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gspo.model.weights.merged_tensors", others)
+            with pytest.raises(RunError, match=rf"does not have the policy's weights.* {share} times the adapter"):
+                engine.publish(10 + share)
+    engine.publish(20)
+    engine.close()

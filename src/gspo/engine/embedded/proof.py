@@ -15,7 +15,7 @@ from gspo.engine.engine import Prompt, Sampling
 from gspo.errors import UserError
 from gspo.model.lora import moved_adapter, with_adapter
 from gspo.model.policy import Policy
-from gspo.model.prove import computing_in_float32, disagreement, probe_ids
+from gspo.model.prove import computing_in, disagreement, probe_ids
 
 # Parts of the names by which configurations declare how far layers reach, in tokens.
 _REACHES = ("window", "chunk", "conv", "kernel", "block")
@@ -63,7 +63,7 @@ def proven_means(policy: Policy) -> Means:
             tokens=tokens,
             ends=ends,
         )
-        widened = computing_in_float32(policy.model) if is_widened else nullcontext()
+        widened = computing_in(torch.float32, policy.model) if is_widened else nullcontext()
         with widened, with_adapter(policy.model, moved_adapter(policy.model)):
             reason = disagreement(plain, decoding.likelihoods)
         if reason is None:

@@ -11,13 +11,16 @@ from gspo.engine.server.api import SampleRequest
 from gspo.model.lora import without_effect
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
+from gspo.model.prove import MISFITS, computing_in
 
 _PROMPT_LENGTHS = (3, 7, 11, 15)  # tokens
 _NUM_TOKENS = 16  # of each response
 LENGTH, NUM_RESPONSES = max(_PROMPT_LENGTHS) + _NUM_TOKENS, len(_PROMPT_LENGTHS)
 _LEAST_SIGNAL = 6.0  # of what is missing, in standard deviations of rounding
-# The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server. Weights of
-# one layer that are not the policy's move it much further (docs/engines.md has both as measured).
+# The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server, or so many
+# times the gap between the policy and itself in the server's precision, if that is more. Weights of one layer that are
+# not the policy's move it much further (docs/engines.md has both as measured).
+_FACTOR = 3.0
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
@@ -40,7 +43,7 @@ class Gap:
 
     def __str__(self) -> str:
         gap = f"mean gap of log-likelihoods {self.mean:.2g} nats a token, tolerance {self.tolerance:g}"
-        return gap + f"; {self.adapter:.1f} times the adapter" * (self.adapter != 1)
+        return gap + f"; {round(self.adapter, 1) + 0:g} times the adapter" * (self.adapter != 1)
 
 
 class Probe:
@@ -49,12 +52,33 @@ class Probe:
     def __init__(self, policy: Policy, dtype: torch.dtype, temperature: float) -> None:
         self._policy, self._temperature = policy, temperature
         coarser = max((dtype, policy.dtype), key=lambda each: TOLERANCE.get(each, 0.0))
-        self._tolerance = TOLERANCE.get(coarser, TOLERANCE[torch.float32])
         special = set(policy.tokenizer.all_special_ids)
         ids = [index for index in range(min(len(policy.tokenizer), len(policy.head.weight))) if index not in special]
         drawn = torch.randint(len(ids), (sum(_PROMPT_LENGTHS),), generator=torch.Generator().manual_seed(0)).tolist()
         prompts = torch.tensor(ids)[drawn].split(_PROMPT_LENGTHS)
         self._prompts = [tuple(prompt.tolist()) for prompt in prompts]
+        own = _FACTOR * self._rounding(dtype) if dtype != policy.dtype else 0.0
+        self._tolerance = max(TOLERANCE.get(coarser, TOLERANCE[torch.float32]), own)
+
+    @torch.no_grad()
+    def _rounding(self, dtype: torch.dtype) -> float:
+        """The mean gap between the policy and itself in the server's precision; 0 where it cannot compute in that."""
+        if self._policy.is_sharded:
+            return 0.0
+        model, rows = self._policy.model, [torch.tensor([[*prompt, *self._prompts[-1]]]) for prompt in self._prompts]
+
+        def logprobs() -> Tensor:
+            logits = [model(input_ids=row.to(self._policy.device), use_cache=False).logits[0, :-1] for row in rows]
+            targets = torch.cat([row[0, 1:] for row in rows]).to(self._policy.device)
+            scaled = torch.cat(logits).float() / self._temperature
+            return scaled.log_softmax(-1).gather(1, targets[:, None])
+
+        try:
+            own = logprobs()
+            with computing_in(dtype, model):
+                return float((logprobs() - own).abs().mean())
+        except MISFITS:
+            return 0.0
 
     def requests(self, label: str, seed: int) -> list[SampleRequest]:
         """Return what the server is asked for with the weights of this label; no token ends a completion."""
