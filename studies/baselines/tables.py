@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from studies.baselines.arms import ARMS, CONDITIONS, GRID, GRID_SEED, GRPO, GSPO, RESULTS, TASKS
+from studies.baselines.arms import ARMS, CONDITIONED, CONDITIONS, GRID, GRID_SEED, GRPO, GSPO, RESULTS, TASKS
 from studies.harness.markdown import NONE, number, spread, table
 from studies.harness.results import Result
 from studies.harness.runs import Runs
@@ -73,7 +73,7 @@ TABLES: Mapping[str, Callable[[Runs], str]] = {
     "status": status_line,
     **{f"{task}_arms": partial(arms_table, task=task) for task in TASKS},
     **{f"{task}_grid": partial(grid_table, task=task) for task in TASKS},
-    **{f"{task}_conditions": partial(conditions_table, task=task) for task in TASKS},
+    f"{CONDITIONED}_conditions": partial(conditions_table, task=CONDITIONED),
     "cells": cells_table,
 }
 __all__ = ["RESULTS", "TABLES"]
