@@ -100,6 +100,7 @@ def compare() -> str:
     }
     if Path("models/smollm2-135m").exists():  # `make smollm2` makes it
         runs["SmolLM2, 135 M"] = SMOLLM2
+        runs["SmolLM2, 135 M, `model.lora: {}`"] = [*SMOLLM2, "model.lora={}"]
     for name, words in runs.items():
         words = [*words, "model.device=cpu"]
         computed, measured = formula(words), peak(words)

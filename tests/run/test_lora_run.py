@@ -102,3 +102,12 @@ def test_a_run_is_merged_evaluated_and_begun_from(capsys: pytest.CaptureFixture[
         assert cli.main(["train", tiny, *again]) == 0
     lines = [json.loads(Path(f"runs/next{n}/metrics.jsonl").read_text().splitlines()[-1]) for n in (0, 1)]
     assert lasting(lines[:1]) == lasting(lines[1:])
+
+
+def test_rank_1_is_enough_to_learn() -> None:
+    torch.manual_seed(0)
+    save_small_model(Path("base"), initializer_range=0.3, num_hidden_layers=2)
+    digits = "reward=[{function: format, options: {pattern: '[0-9]'}}]"
+    keys = ("model.lora.rank=1", "steps=10", "actor.optimizer.lr=1e-2", "actor.mini_batches=1", digits)
+    rewards = [line["reward/mean"] for line in train(lora_recipe(*keys, "rollout.max_new_tokens=6")).metrics]
+    assert rewards[0] < 0.3 and min(rewards[-3:]) > 0.8
