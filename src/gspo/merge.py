@@ -14,6 +14,8 @@ from gspo.run.checkpoint.store import RECIPE
 def merge(target: Path, out: Path | None) -> list[str]:
     """Write the model that computes without an adapter what its own computes with it; return lines about it."""
     quiet_transformers()
+    if not target.is_dir():
+        raise UserError("no such directory", where=str(target), fix="name a run, or a directory with an adapter")
     path = str(target / "model" if (target / RECIPE).is_file() else target)
     if (base := base_of(path)) == path:
         fix = "a run with model.lora has one in model/, best_model/ and each checkpoint's model/"

@@ -205,6 +205,39 @@ def test_an_adapters_directory_is_merged_where_a_model_is_named(
         load_policy(recipe, policy.tokenizer, seed=0)
 
 
+def test_adapters_that_peft_has_made_are_merged_or_refused(adapted: Adapted, tmp_path: Path) -> None:
+    from peft import LoraConfig as Settings
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    policy = adapted()
+    policy.tokenizer.save_pretrained(tmp_path / "adapter")
+    recipe = ModelConfig(path=str(tmp_path / "adapter"), device="cpu")
+
+    def made(**settings: Any) -> torch.Tensor:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "qwen3")
+        made = get_peft_model(model, Settings(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **settings)).eval()
+        made.save_pretrained(tmp_path / "adapter")
+        with torch.no_grad():
+            return made(input_ids=torch.tensor([[5, 3, 8]])).logits
+
+    merged: list[dict[str, Any]] = [
+        {"target_modules": ["q_proj"], "lora_dropout": 0.5},
+        {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+        {"target_modules": "all-linear", "use_dora": True},
+    ]
+    for settings in merged:
+        expected = made(**settings)
+        loaded = load_policy(recipe, policy.tokenizer, seed=0)
+        with torch.no_grad():
+            logits = loaded.model(input_ids=torch.tensor([[5, 3, 8]])).logits
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    for settings in ({"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}):
+        made(**{"target_modules": ["q_proj"], **settings})
+        with pytest.raises(UserError, match="merge_and_unload"):
+            load_policy(recipe, policy.tokenizer, seed=0)
+
+
 def test_half_precision_is_merged_once_and_from_float32(adapted: Adapted) -> None:
     policy = adapted(dtype="bfloat16", rank=4, alpha=4)
     assert {parameter.dtype for parameter in adapter_of(policy.model).values()} == {torch.float32}

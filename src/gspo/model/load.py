@@ -97,9 +97,13 @@ def base_of(path: str | None) -> str | None:
         fix = f"remove {CONFIG}, or move the adapter to a directory of its own"
         raise UserError(f"a whole model (config.json) and an adapter ({CONFIG}) lie here together", where=path, fix=fix)
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        base = str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError("it does not say which model it is of", where=str(file), fix="restore it from a copy") from None
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        fix = "correct base_model_name_or_path there"
+        raise UserError(f"it is of the model in {base}, and there is none", where=str(file), fix=fix)
+    return base
 
 
 def weights_left_out(config: Any) -> list[str]:

@@ -169,15 +169,19 @@ def merged_tensors(model: Any, names: Iterable[str]) -> dict[str, Tensor]:
 def merge_adapter(model: Any, directory: Path) -> None:
     """Merge the adapter of a directory into a model, which becomes a plain one; UserError where it does not fit."""
     try:
-        _peft().inject_adapter_in_model(_peft().LoraConfig.from_pretrained(str(directory)), model, _NAME)
+        settings = _peft().LoraConfig.from_pretrained(str(directory))
+        _peft().inject_adapter_in_model(settings, model, _NAME)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"this adapter cannot be read: {error}", where=str(directory)) from None
+    if settings.modules_to_save or any("lora_embedding" in name for name in adapter_of(model)):
+        what = "it changes embeddings, or has whole layers beside its matrices, and gspo merges linear layers"
+        raise UserError(what, where=str(directory), fix="merge it with peft: merge_and_unload")
     for parameter in adapter_of(model).values():
         parameter.data = parameter.data.float()
     read_adapter(model, directory)
-    adapted = trunk_states(trunk_of(model))
+    adapted = trunk_states(trunk_of(model.eval()))  # an adapter may have dropout
     for place, layer in [(place, layer) for place, layer in model.named_modules() if _is_adapted(layer)]:
         if ".base_layer" not in place:
             plain = _merged(layer)

@@ -170,9 +170,11 @@ class OptimizerConfig(Section):
 
 
 class LoraConfig(Section):
-    rank: Positive = key(16, "The rank of what is added to a layer's weights; 1 to 32 are enough for RL.")
+    rank: Annotated[Integer, Field(gt=0, le=1024)] = key(
+        16, "The rank of what is added to a layer's weights; 1 to 32 are enough for RL."
+    )
     alpha: PositiveFloat = key(32.0, "What is added is scaled by `alpha / rank`.")
-    targets: tuple[str, ...] = key(
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = key(
         ("*",), "Patterns of the layers that get an adapter, such as `*attn*`; by default all linear ones and experts."
     )
     rslora: bool = key(False, "Scale by `alpha / sqrt(rank)` instead (rsLoRA, arXiv 2312.03732).")
