@@ -50,7 +50,9 @@ def keys_of(text: str) -> set[str]:
         ("actor.learning_rate=1e-6", "here it is actor.optimizer.lr"),
         ("beta=0.04", "here it is actor.kl.coefficient"),
         ("bf16=true", "here it is model.dtype: bfloat16"),
-        ("lora.r=8", "not here: all weights are trained"),
+        ("lora.r=8", "here it is model.lora"),
+        ("lora_rank=8", "here it is model.lora.rank"),
+        ("model.lora.dropout=0.1", "known: rank, alpha, targets, rslora, dora"),
         ("actor.kl_coef=0.1", "here it is actor.kl.coefficient, with actor.kl.place: reward"),
         ("rollout.n=8", "here it is rollout.group_size"),
         ("rollout.max_completion_length=64", "here it is rollout.max_new_tokens"),
@@ -76,7 +78,7 @@ def test_each_key_of_an_unknown_section_of_the_file_is_a_fault_of_the_file(tmp_p
         "base.yaml: cannot be used:",
         "unknown key data.train_batch_size: here it is rollout.queries_per_step",
         "unknown key data.max_response_length: here it is rollout.max_new_tokens",
-        "unknown key lora.r: not here: all weights are trained",
+        "unknown key lora.r: here it is model.lora",
         "unknown key atcor: did you mean actor?",
     ):
         assert line in text

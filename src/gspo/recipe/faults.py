@@ -51,7 +51,9 @@ def hint(key: str) -> str | None:
         if keys and not (keys[1:] and any(part in _other_names() for part in parts[:-1])):
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
             return f"did you mean {' or '.join(keys[:3])}?"
-    return next((_other_names()[part] for part in parts[:-1] if part in _other_names()), None)
+    ours = {name.rpartition(".")[0] for name, _ in recipe_keys()}
+    theirs = [part for number, part in enumerate(parts[:-1], 1) if ".".join(parts[:number]) not in ours]
+    return next((_other_names()[part] for part in theirs if part in _other_names()), None)
 
 
 def shown(value: Any) -> str:
