@@ -157,6 +157,12 @@ def test_only_layers_of_the_patterns_are_adapted(adapted: Adapted) -> None:
         adapted(targets=["*atn*"])
 
 
+def test_kernels_of_convolutions_are_no_experts(adapted: Adapted, new_policy: NewPolicy, tmp_path: Path) -> None:
+    new_policy("lfm2", layer_types=["conv", "full_attention"]).save(tmp_path / "lfm2")
+    names = adapter_of(adapted("lfm2").model)
+    assert any(".conv.in_proj." in name for name in names) and not any(".conv.conv." in name for name in names)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_directory_is_one_of_pefts(kind: str, adapted: Adapted, tmp_path: Path) -> None:
     from peft import PeftModel

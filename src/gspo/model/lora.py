@@ -222,7 +222,7 @@ def _targets(model: Any, settings: LoraConfig, routers: Iterable[nn.Module]) -> 
     left_out.add(id(model.get_output_embeddings()))
     kinds = (nn.Linear, _peft().tuners.lora.layer.Conv1D)
     layers = [name for name, m in model.named_modules() if isinstance(m, kinds) and id(m) not in left_out]
-    experts = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
+    experts = [name for name, p in model.named_parameters() if p.dim() == 3 and ".experts." in name]
     chosen = matching(settings.targets, [*layers, *experts], where="model.lora.targets")
     return [name for name in layers if name in chosen], [name for name in experts if name in chosen]
 
