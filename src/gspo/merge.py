@@ -7,6 +7,7 @@ import torch
 from gspo.errors import UserError
 from gspo.model.inputs import quiet_transformers
 from gspo.model.load import base_of, load_config, load_model, load_tokenizer
+from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ModelConfig
 from gspo.run.checkpoint.store import RECIPE
 
@@ -24,10 +25,15 @@ def merge(target: Path, out: Path | None) -> list[str]:
     if directory.exists():
         fix = "name another directory with --out, or remove this one"
         raise UserError("this directory is there already", where=str(directory), fix=fix)
-    recipe = ModelConfig(path=path, device="cpu")
+    own = load_recipe(target / RECIPE).model if path != str(target) else ModelConfig(path=path)
+    keys = {"path": path, "device": "cpu", "lora": None}
+    recipe = own.model_copy(update=keys)  # with the run's model.kwargs
     config = load_config(recipe)
     dtype = config.dtype or torch.float32  # in which its own files have it
     model = load_model(recipe, config, dtype=dtype, weights=None).eval()
-    model.save_pretrained(directory)
-    load_tokenizer(path).save_pretrained(directory)
+    try:
+        model.save_pretrained(directory)
+        load_tokenizer(path).save_pretrained(directory)
+    except OSError as error:
+        raise UserError(f"it cannot be written: {error}", where=str(directory), fix="name another with --out") from None
     return [f"{directory}: {base} with the adapter of {path}, in {str(dtype).removeprefix('torch.')}"]

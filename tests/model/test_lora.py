@@ -18,7 +18,7 @@ from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion
 from gspo.engine.server.probe import Probe
-from gspo.errors import RunError, UserError
+from gspo.errors import UserError
 from gspo.merge import merge
 from gspo.model import lora
 from gspo.model.lora import (
@@ -192,18 +192,17 @@ def test_an_adapters_directory_is_merged_where_a_model_is_named(
     policy = adapted(family)
     give(policy, moved_adapter(policy.model))
     policy.save(tmp_path / "run" / "model")
-    (tmp_path / "run" / "recipe.yaml").touch()
     recipe = ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu")
     loaded = load_policy(recipe, policy.tokenizer, seed=0)
     assert loaded.stop_ids == policy.stop_ids and not adapter_of(loaded.model)
     torch.testing.assert_close(logprobs(loaded), logprobs(policy), rtol=0, atol=1e-5)
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
-    (line,) = merge(tmp_path / "run", tmp_path / "whole")
+    (line,) = merge(tmp_path / "run" / "model", tmp_path / "whole")
     assert str(tmp_path / "whole") in line
     whole = load_policy(ModelConfig(path=str(tmp_path / "whole"), device="cpu"), policy.tokenizer, seed=0)
     assert torch.equal(logprobs(whole), logprobs(loaded))
     with pytest.raises(UserError, match="is there already"):
-        merge(tmp_path / "run", tmp_path / "whole")
+        merge(tmp_path / "run" / "model", tmp_path / "whole")
     with pytest.raises(UserError, match="there is no adapter"):
         merge(tmp_path / "whole", None)
     monkeypatch.setattr(lora, "_merged", lambda layer: layer.base_layer)
@@ -238,7 +237,8 @@ def test_adapters_that_peft_has_made_are_merged_or_refused(adapted: Adapted, tmp
         with torch.no_grad():
             logits = loaded.model(input_ids=torch.tensor([[5, 3, 8]])).logits
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-    for settings in ({"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}):
+    others: list[dict[str, Any]] = [{"modules_to_save": ["norm"]}, {"target_modules": ["embed_tokens"]}]
+    for settings in others:
         made(**{"target_modules": ["q_proj"], **settings})
         with pytest.raises(UserError, match="merge_and_unload"):
             load_policy(recipe, policy.tokenizer, seed=0)
@@ -287,25 +287,19 @@ def _scaled(factor: float, layer: Any) -> Any:
     return parts and (*parts[:3], factor * parts[3])
 
 
-def test_a_copy_that_has_not_got_the_adapter_is_noticed(
-    adapted: Adapted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = adapted()
-    copy = plain(policy, tmp_path)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_takes_the_adapter_over_bit_by_bit_and_nothing_else(dtype: str, adapted: Adapted) -> None:
+    policy, copy = adapted(dtype=dtype), adapted(dtype=dtype)
+    base = {name: tensor.clone() for name, tensor in copy.model.state_dict().items() if ".lora_" not in name}
     engine = EmbeddedEngine(policy, copy=copy, at_publish="recompute")
     for version in range(3):
         engine.publish(version)
-        torch.testing.assert_close(logprobs(copy), logprobs(policy), rtol=0, atol=1e-5)
-        give(policy, {name: (version + 1) * tensor for name, tensor in (moved_adapter(policy.model) or {}).items()})
-    stale = {name: parameter.detach().clone() for name, parameter in copy.model.named_parameters()}
-
-    def of_one_layer(model: Any, names: Any) -> Any:
-        merged = merged_tensors(model, names)
-        return {name: stale[name] if "layers.1.mlp.up" in name else tensor for name, tensor in merged.items()}
-
-    monkeypatch.setattr("gspo.model.weights.merged_tensors", of_one_layer)
-    with pytest.raises(RunError, match="has not got the policy's adapter"):
-        engine.publish(3)
+        assert torch.equal(logprobs(copy), logprobs(policy))
+        give(
+            policy, {name: tensor / 10 ** (3 - version) for name, tensor in (moved_adapter(policy.model) or {}).items()}
+        )
+        assert dtype == "bfloat16" or not torch.equal(logprobs(copy), logprobs(policy))
+    assert all(torch.equal(tensor, copy.model.state_dict()[name]) for name, tensor in base.items())
     engine.close()
 
 
@@ -362,6 +356,10 @@ def test_directories_that_are_no_adapter_are_refused(adapted: Adapted, tmp_path:
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"no tensors")
     recipe = ModelConfig(path=str(tmp_path / "adapter"), device="cpu")
     with pytest.raises(UserError, match="this adapter does not fit the model"):
+        load_policy(recipe, policy.tokenizer, seed=0)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "IA3"}))
+    with pytest.raises(UserError, match="of the kind IA3"):
         load_policy(recipe, policy.tokenizer, seed=0)
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(UserError, match="does not say which model it is of"):

@@ -73,7 +73,7 @@ def _embedded_engine(recipe: Recipe, policy: Policy, say: Callable[[str], object
     rollout, options = recipe.rollout, dict[str, Any]()
     if rollout.at_publish != "none":  # it samples while the policy is trained
         say("loading the engine's copy of the model")
-        model = recipe.model.model_copy(update={"dtype": str(policy.dtype).removeprefix("torch."), "lora": None})
+        model = recipe.model.model_copy(update={"dtype": str(policy.dtype).removeprefix("torch.")})
         copy = load_policy(model, policy.tokenizer, seed=recipe.seed, stop_tokens=rollout.stop_tokens)
         options = {"copy": copy, "at_publish": rollout.at_publish}
         options["num_threads"] = _half_of_the_cores() if _shares_cores(policy) else None

@@ -169,7 +169,9 @@ def merged_tensors(model: Any, names: Iterable[str]) -> dict[str, Tensor]:
 def merge_adapter(model: Any, directory: Path) -> None:
     """Merge the adapter of a directory into a model, which becomes a plain one; UserError where it does not fit."""
     try:
-        settings = _peft().LoraConfig.from_pretrained(str(directory))
+        settings = _peft().PeftConfig.from_pretrained(str(directory))
+        if (kind := getattr(settings.peft_type, "value", settings.peft_type)) != "LORA":
+            raise ValueError(f"it is of the kind {kind}, not LORA")
         _peft().inject_adapter_in_model(settings, model, _NAME)
     except UserError:
         raise

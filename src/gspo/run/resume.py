@@ -14,6 +14,7 @@ from torch import Tensor
 from gspo.errors import UserError
 from gspo.evaluation.sets import SetRows
 from gspo.learner.state import digest_of, tensors_of
+from gspo.model.load import base_of
 from gspo.queries.row import Row
 from gspo.queries.source import Demonstration, QuerySet, RowSet
 from gspo.recipe.load import load_recipe
@@ -161,10 +162,12 @@ def tokens_digest(queries: QuerySet) -> str:
 
 
 def base_digest(recipe: Recipe) -> str | None:
-    """SHA-256 over the files of the weights that an adapter is trained beside; None of others, and of a hub's."""
+    """SHA-256 over the files of the model that an adapter is trained beside; None of others, and of a hub's."""
     if recipe.model.lora is None or not Path(str(recipe.model.path)).is_dir():
         return None
-    files = sorted(path for kind in ("*.safetensors", "*.bin") for path in Path(str(recipe.model.path)).glob(kind))
+    places = {str(recipe.model.path), str(base_of(recipe.model.path))}  # it may be an adapter, too
+    kinds = ("config.json", "*.safetensors", "*.bin")
+    files = [path for place in sorted(places) for kind in kinds for path in sorted(Path(place).glob(kind))]
     return digest(digest_of_file(path).encode() for path in files)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -14,13 +13,11 @@ import torch
 from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
-from gspo.errors import RunError
 from gspo.interrupt import check_stop
 from gspo.loop import LOOK_SECONDS, have_waiter_do, in_thread
-from gspo.model.lora import has_adapter
+from gspo.model.lora import adapter_of, has_adapter
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
-from gspo.model.prove import disagreement, trunk_states
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import AtPublish
 
@@ -269,6 +266,11 @@ class EmbeddedEngine:
     def _replace_weights(self) -> None:
         if self._copy is None:
             return
+        if has_adapter(self._copy.model):  # merged into half precision, small steps of it would be rounded away
+            own = adapter_of(self._policy.model)
+            for name, parameter in adapter_of(self._copy.model).items():
+                parameter.copy_(own[name])
+            return
         copies = dict(live_tensors(self._copy.model))
         missing = {id(tensor) for tensor in copies.values()}  # tied ones are one
         for layer in weights_by_layer(self._policy, as_saved=False):
@@ -276,10 +278,6 @@ class EmbeddedEngine:
                 copies[name].copy_(tensor)
                 missing.discard(id(copies[name]))
         assert not missing, "the copy has tensors that the policy lacks"
-        if has_adapter(self._policy.model) and not self._policy.is_sharded:
-            plain, merged = (partial(trunk_states, each.trunk) for each in (self._policy, self._copy))
-            if reason := disagreement(plain, merged):
-                raise RunError(f"the engine's copy has not got the policy's adapter: {reason}")
 
     def describe(self) -> Mapping[str, str]:
         """By which means tokens are decoded: the fast decoder rounds in its own way."""

@@ -83,7 +83,7 @@ def environment(
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
+        **{name: version(name) for name in (*_LIBRARIES, *(["peft"] if trainer.recipe.model.lora else []))},
         "device": f"{device.type}: {processor}",
         "threads": str(torch.get_num_threads()),
         "ranks": str(trainer.num_ranks),
