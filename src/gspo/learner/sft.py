@@ -110,5 +110,6 @@ def fit(
         part_loss.backward()
         loss += part_loss.item()
     loss = sum(gathered(loss))
-    add_up(optimizer.gradient())
+    if num_ranks() > 1:
+        add_up(optimizer.gradient())
     return loss, optimizer.step(loss_is_finite=math.isfinite(loss))

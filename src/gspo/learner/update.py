@@ -18,7 +18,7 @@ from gspo.learner.micro_batching import (
     trained_samples,
 )
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
-from gspo.learner.ranks import add_up, gathered
+from gspo.learner.ranks import add_up, gathered, num_ranks
 from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.model.packing import EMPTY
 from gspo.model.policy import response_likelihood
@@ -102,7 +102,8 @@ def accumulate_gradient(
         computed_places += places
     # A GPU computes beside this thread, and waits for other ranks in between.
     seconds = time.thread_time() - start if learner.policy.device.type == "cpu" else math.nan
-    add_up(learner.optimizer.gradient())
+    if num_ranks() > 1:
+        add_up(learner.optimizer.gradient())
     noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
     seen = gathered(_seen(losses, computed_places, mini_batch, learner.actor, seconds))
     report, trained = _joined(seen, samples, denominators, noise)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from gspo.learner.trainer import Trainer
+from gspo.model.lora import has_adapter
 from gspo.reward.calls import RewardFunction
 from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import digest
@@ -83,7 +84,7 @@ def environment(
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in (*_LIBRARIES, *(["peft"] if trainer.recipe.model.lora else []))},
+        **{name: version(name) for name in (*_LIBRARIES, *(["peft"] if has_adapter(policy.model) else []))},
         "device": f"{device.type}: {processor}",
         "threads": str(torch.get_num_threads()),
         "ranks": str(trainer.num_ranks),
