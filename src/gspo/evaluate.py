@@ -179,7 +179,7 @@ def evaluation_recipe(
         raise UserError("there is no such run", where=str(target), fix=f"there are: {', '.join(near)}"[:300])
     tree: dict[str, Any] = {"name": _name(target), "steps": 1, "model": {"path": str(target)}}
     if (Path(target) / "recipe.yaml").is_file() and not (Path(target) / "config.json").is_file():
-        tree |= _of_run(Path(target))
+        tree |= sections_of_run(Path(target))
     trees = [dict(suite_tree(suite)) for suite in suites]
     if not trees:
         raise UserError("no suite is named", where="suite", fix=f"name some of: {', '.join(named_suites())}")
@@ -225,7 +225,7 @@ def _safe(name: str) -> str:
     return "".join(mark if mark.isalnum() or mark in "._-" else "-" for mark in name).lstrip("._-")[-200:] or "model"
 
 
-def _of_run(run: Path) -> dict[str, Any]:
+def sections_of_run(run: Path) -> dict[str, Any]:
     """The sections of a run's recipe that an evaluation of its newest model needs."""
     recipe = load_recipe(run / "recipe.yaml").at_longest
     newest = None if (run / "model").is_dir() else Store(run / "checkpoints").newest()
@@ -234,6 +234,8 @@ def _of_run(run: Path) -> dict[str, Any]:
         fix = "let it reach a checkpoint or its end, or name a model directory"
         raise UserError("this run has no model yet", where=str(run), fix=fix)
     kept = {"dtype", "device", "trust_remote_code", "attn_implementation"}
+    if recipe.model.lora is not None:  # an adapter's directory has no configuration that had taken them in
+        kept.add("kwargs")
     model = recipe.model.model_dump(mode="json", include=kept)
     rollout = recipe.rollout.model_dump(mode="json", exclude=_OF_TRAINING)
     return {"model": {**model, "path": str(path)}, "rollout": rollout}

@@ -148,7 +148,7 @@ def test_what_it_computes_and_its_gradient_are_those_of_the_merged_model(
 
 
 def test_only_layers_of_the_patterns_are_adapted(adapted: Adapted) -> None:
-    names = adapter_of(adapted(targets=["*layers.1.*attn*", "*up_proj"]).model)
+    names = adapter_of(adapted(targets=["*layers.1.*attn*", "up_proj"]).model)  # as a pattern, and as peft has names
     layers = {name.partition(".lora_")[0].removeprefix("model.layers.") for name in names}
     attention = {f"1.self_attn.{name}_proj" for name in "qkvo"}
     assert layers == attention | {"0.mlp.up_proj", "1.mlp.up_proj"}
@@ -347,6 +347,21 @@ def test_a_server_without_the_adapter_or_with_it_twice_is_noticed_within_the_tol
     assert gap.mean < gap.tolerance / 2  # by itself it shows nothing
     assert gap.adapter == pytest.approx(share, abs=0.1) and gap.is_closed == (share == 1.0)
     assert ("times the adapter" in str(gap)) == (share != 1.0)
+
+
+def test_what_a_merge_into_half_precision_rounds_away_is_no_fault_of_a_server(adapted: Adapted) -> None:
+    policy = adapted(dtype="bfloat16")
+    give(policy, {name: tensor * 0.25 for name, tensor in (moved_adapter(policy.model) or {}).items()})
+    base = replace(policy, adapter=without_effect(policy.model))
+    probe, completions = Probe(policy, torch.bfloat16, 1.0), list[Completion]()
+    for request in probe.requests("label", 0):
+        ids = torch.arange(16) % 8 + 3
+        sequence = [TokenSequence(prompt_ids=request.prompts[0].ids, response_ids=ids)]
+        with torch.no_grad():
+            own = response_likelihood(base, sequence).logprobs
+        kept: dict[str, Any] = {"full_logprobs": None, "versions": (), "finish_reason": "length", "experts": None}
+        completions.append(Completion(token_ids=ids, logprobs=own, **kept))
+    assert probe.gap(completions).adapter == 1.0
 
 
 def test_directories_that_are_no_adapter_are_refused(adapted: Adapted, tmp_path: Path) -> None:

@@ -81,27 +81,57 @@ def test_another_model_beside_the_adapter_is_refused_and_the_run_goes_on_with_it
     shutil.copytree("base", "kept")
     torch.manual_seed(1)
     shutil.rmtree("base")
-    save_small_model(Path("base"))
-    with pytest.raises(gspo.UserError, match="the model's files are not those that the adapter was trained beside"):
-        train(recipe.model_copy(update={"steps": 3}), resume=True)
+    save_small_model(Path("base"))  # other weights, and then another configuration of the same weights
+    for _ in range(2):
+        with pytest.raises(gspo.UserError, match="the model's files are not those that the adapter was trained beside"):
+            train(recipe.model_copy(update={"steps": 3}), resume=True)
+        shutil.rmtree("base")
+        shutil.copytree("kept", "base")
+        config = json.loads(Path("base/config.json").read_text())
+        Path("base/config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
     shutil.rmtree("base")
     Path("kept").rename("base")
     assert train(recipe.model_copy(update={"steps": 3}), resume=True).metrics[-1]["step"] == 3
 
 
-def test_a_run_is_merged_evaluated_and_begun_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_merged_evaluated_and_begun_from(
+    capsys: pytest.CaptureFixture[str], broken_off: Callable[..., Any]
+) -> None:
     lora_recipe()
     keys = ["model={path: base, device: cpu, lora: {}}", "cold_start.steps=0", "queries.chat=false", "steps=1"]
-    tiny = str(Path(__file__).parents[1] / "tiny.yaml")
-    assert cli.main(["train", tiny, *keys, "name=first"]) == 0
+    tiny, eps = str(Path(__file__).parents[1] / "tiny.yaml"), "model.kwargs={rms_norm_eps: 0.3}"
+    assert cli.main(["train", tiny, *keys, "name=first", eps, "actor.optimizer.lr=1e-1"]) == 0
     assert "it is an adapter; a whole model of it: gspo merge runs/first/model" in capsys.readouterr().out
     assert cli.main(["merge", "runs/first", "--out", "whole"]) == 0
+    assert json.loads(Path("whole/config.json").read_text())["rms_norm_eps"] == 0.3
+    rows = [{"prompt": f"Say {n}.", "answer": str(n)} for n in range(4)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = {
+        "name": "own",
+        "queries": {"path": "rows.jsonl", "chat": False},
+        "temperature": 0,
+        "samples": 1,
+        "max_new_tokens": 6,
+    }
+    Path("own.yaml").write_text(json.dumps({**suite, "reward": [{"function": "format", "options": {"pattern": "."}}]}))
+    completions = []
+    for target in ("runs/first", "whole"):
+        out = Path("judged", target)
+        assert cli.main(["eval", target, "--suite", "own.yaml", "--out", str(out), "model.device=cpu"]) == 0
+        tree = json.loads((out / "evaluation.json").read_text())
+        completions.append([line["completion"] for line in tree["suites"]["own"]["responses"]])
+    assert completions[0] == completions[1] and len(completions[0]) == 4
     begun = [f"model.path={path}" for path in ("whole", "runs/first/model")]
     for number, path in enumerate(begun):
         again = [*keys, path, "model.lora=null", f"name=next{number}", "evaluation.num_queries=0"]
+        again += [eps] if number else []
         assert cli.main(["train", tiny, *again]) == 0
     lines = [json.loads(Path(f"runs/next{n}/metrics.jsonl").read_text().splitlines()[-1]) for n in (0, 1)]
     assert lasting(lines[:1]) == lasting(lines[1:])
+    recipe = lora_recipe()
+    broken_off(recipe, GRADIENT, 3)  # which has no model/ yet
+    assert cli.main(["merge", str(recipe.run_dir)]) == 0
+    assert (recipe.run_dir / "model_merged" / "config.json").exists()
 
 
 def test_rank_1_is_enough_to_learn() -> None:

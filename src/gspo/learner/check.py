@@ -7,7 +7,6 @@ from gspo.model.load import empty_model
 from gspo.model.lora import add_lora
 from gspo.model.parameters import freeze, matching
 from gspo.model.policy import device_of
-from gspo.model.routing import routers_in
 from gspo.model.sharding import check_shardable
 from gspo.recipe.schema import Recipe
 
@@ -35,7 +34,7 @@ def check_training(recipe: Recipe, config: Any, *, num_ranks: int = 1) -> list[s
         empty = empty_model(model, config)
         freeze(empty, model.frozen)
         if model.lora is not None:
-            add_lora(empty, model.lora, base="", routers=routers_in(empty), is_sharded=num_ranks > 1)
+            add_lora(empty, model.lora, is_sharded=num_ranks > 1)
         trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
         for where, optimizer in settings.items():
             matching(optimizer.no_decay, trained, where=f"{where}.no_decay")

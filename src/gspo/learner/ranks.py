@@ -150,9 +150,8 @@ def highest(value: int) -> int:
 
 
 def add_up(tensors: Sequence[Tensor]) -> None:
-    """Add the gradients of each rank up, in place: of parameters that are not shared, which FSDP2 does not add up."""
-    own = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
-    if num_ranks() > 1 and own:
+    """Add the gradients of all ranks up, in place: of parameters that each rank has whole, which FSDP2 leaves alone."""
+    if own := [tensor for tensor in tensors if not isinstance(tensor, DTensor)]:
         _life.exchanges += 1
         flat = torch.cat([tensor.flatten() for tensor in own])
         dist.all_reduce(flat)

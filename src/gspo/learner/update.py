@@ -91,7 +91,8 @@ def accumulate_gradient(
         learner.check_stop()
         if is_second and split and half is None:
             half = [gradient.clone() for gradient in learner.optimizer.gradient()]
-            add_up(half)
+            if num_ranks() > 1:
+                add_up(half)
         if not places:  # of another rank alone
             _pass_along(learner)
             continue

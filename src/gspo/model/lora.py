@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError
 from gspo.model.parameters import matching, trunk_of
-from gspo.model.prove import disagreement, trunk_states
+from gspo.model.prove import disagreement, one_line, trunk_states
+from gspo.model.routing import routers_in
 from gspo.recipe.sections import LoraConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # the files of an adapter's directory
@@ -24,12 +25,12 @@ _NAME, _PREFIX = "default", "base_model.model."  # of the adapter in a model, an
 _MARK = ".lora_"  # in the names of its parameters
 
 
-def add_lora(model: Any, settings: LoraConfig, *, base: str, routers: Iterable[nn.Module], is_sharded: bool) -> None:
+def add_lora(model: Any, settings: LoraConfig, *, base: str = "", is_sharded: bool) -> None:
     """Put an adapter into a model, and leave nothing else to train; `base` is where the model's own weights lie.
 
     UserError where peft is missing or cannot adapt a layer. Its random numbers come from torch's generator.
     """
-    layers, experts = _targets(model, settings, routers)
+    layers, experts = _targets(model, settings)
     if is_sharded and (experts or settings.dora):
         what, fix = "ranks cannot share a model with DoRA", "leave out model.lora.dora"
         if experts:
@@ -77,7 +78,7 @@ def read_adapter(model: Any, directory: Path) -> None:
     try:
         saved = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(directory / WEIGHTS).items()}
         of_model = _peft().get_peft_model_state_dict(model)
-        if shapes(saved) != shapes(of_model):
+        if _shapes(saved) != _shapes(of_model):
             raise ValueError("it has other layers, or another rank")
         _peft().set_peft_model_state_dict(model, saved)
     except Exception as error:
@@ -94,11 +95,6 @@ def save_adapter(model: Any, directory: Path, tensors: Mapping[str, Tensor] | No
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
     model.peft_config[_NAME].save_pretrained(str(directory))
     model.generation_config.save_pretrained(directory)  # the tokens that end a response, which peft does not save
-
-
-def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The shape of each tensor."""
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -167,23 +163,33 @@ def merged_tensors(model: Any, names: Iterable[str]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge_adapter(model: Any, directory: Path) -> None:
-    """Merge the adapter of a directory into a model, which becomes a plain one; UserError where it does not fit."""
+    """Merge the adapter of a directory into a model, which becomes a plain one; UserError where that cannot be.
+
+    The proof is that the model computes the same before and after.
+    """
+    settings = _peft().PeftConfig.from_pretrained(str(directory))
     try:
-        settings = _peft().PeftConfig.from_pretrained(str(directory))
         if (kind := getattr(settings.peft_type, "value", settings.peft_type)) != "LORA":
             raise ValueError(f"it is of the kind {kind}, not LORA")
         _peft().inject_adapter_in_model(settings, model, _NAME)
+        if settings.modules_to_save or any("lora_embedding" in name for name in adapter_of(model)):
+            raise ValueError("it changes embeddings, or has whole layers beside its matrices")
+        for parameter in adapter_of(model).values():
+            parameter.data = parameter.data.float()
+        read_adapter(model, directory)
+        adapted = trunk_states(trunk_of(model.eval()))  # an adapter may have dropout
+        _put_merged_in(model)
+        if reason := disagreement(lambda: adapted, lambda: trunk_states(trunk_of(model))):
+            raise ValueError(reason)
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(f"this adapter cannot be read: {error}", where=str(directory)) from None
-    if settings.modules_to_save or any("lora_embedding" in name for name in adapter_of(model)):
-        what = "it changes embeddings, or has whole layers beside its matrices, and gspo merges linear layers"
-        raise UserError(what, where=str(directory), fix="merge it with peft: merge_and_unload")
-    for parameter in adapter_of(model).values():
-        parameter.data = parameter.data.float()
-    read_adapter(model, directory)
-    adapted = trunk_states(trunk_of(model.eval()))  # an adapter may have dropout
+    except Exception as error:  # of peft's, about its many other kinds
+        fix = "merge it with peft: merge_and_unload"
+        raise UserError(f"this adapter cannot be merged: {one_line(error)}", where=str(directory), fix=fix) from None
+
+
+def _put_merged_in(model: Any) -> None:
+    """Put what each adapted layer is merged to in its place, so that the model has no adapter."""
     for place, layer in [(place, layer) for place, layer in model.named_modules() if _is_adapted(layer)]:
         if ".base_layer" not in place:
             plain = _merged(layer)
@@ -193,8 +199,6 @@ def merge_adapter(model: Any, directory: Path) -> None:
             setattr(model.get_submodule(parent), name, plain)
     del model.peft_config
     model.requires_grad_(True)
-    if reason := disagreement(lambda: adapted, lambda: trunk_states(trunk_of(model))):
-        raise UserError(f"this adapter cannot be merged: {reason}", where=str(directory))
 
 
 def parts_of(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear, float] | None:
@@ -203,6 +207,10 @@ def parts_of(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear, float] | None
     if type(base) is not nn.Linear or layer.lora_variant:  # such as DoRA
         return None
     return base, layer.lora_A[_NAME], layer.lora_B[_NAME], layer.scaling[_NAME]
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _is_adapted(layer: Any) -> bool:
@@ -218,14 +226,18 @@ def _merged(layer: Any) -> Any:
     return copy.to(dtype)
 
 
-def _targets(model: Any, settings: LoraConfig, routers: Iterable[nn.Module]) -> tuple[list[str], list[str]]:
-    """The names of the linear layers and of the experts' tensors that the recipe's patterns choose."""
-    left_out = {id(module) for router in routers for module in router.modules()}
+def _targets(model: Any, settings: LoraConfig) -> tuple[list[str], list[str]]:
+    """The names of the linear layers and of the experts' tensors that the recipe chooses.
+
+    A name without a `*` is the end of one, as peft has it: `q_proj`.
+    """
+    left_out = {id(module) for router in routers_in(model) for module in router.modules()}
     left_out.add(id(model.get_output_embeddings()))
     kinds = (nn.Linear, _peft().tuners.lora.layer.Conv1D)
     layers = [name for name, m in model.named_modules() if isinstance(m, kinds) and id(m) not in left_out]
     experts = [name for name, p in model.named_parameters() if p.dim() == 3 and ".experts." in name]
-    chosen = matching(settings.targets, [*layers, *experts], where="model.lora.targets")
+    patterns = [name if "*" in name else f"*.{name}" for name in settings.targets]
+    chosen = matching(patterns, [*layers, *experts], where="model.lora.targets")
     return [name for name in layers if name in chosen], [name for name in experts if name in chosen]
 
 

@@ -24,7 +24,7 @@ from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, join_experts, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
 from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
-from gspo.model.routing import Routing, find_routing, routers_in
+from gspo.model.routing import Routing, find_routing
 from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.recipe.sections import ModelConfig
@@ -271,12 +271,7 @@ def load_policy(
     else:  # now, for FSDP2 keeps what it sees when it first gathers them
         model.requires_grad_(False)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
-    generation = model.generation_config
-    declared = getattr(generation, "eos_token_id", None)
-    stop_ids = find_stop_ids(declared, tokenizer, stop_tokens, model.get_input_embeddings().weight.shape[0])
-    generation.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
-    generation._original_object_hash = hash(generation)  # transformers saves as it was only what nobody has changed
-    trunk = trunk_of(model)
+    stop_ids, trunk = _declared_stop_ids(model, tokenizer, stop_tokens), trunk_of(model)
     with ready_to_try(model, sharding):
         check_noiseless(model, partial(trunk_states, trunk))
         head = _proven_head(model, trunk)
@@ -286,8 +281,7 @@ def load_policy(
             check_padding(model, trunk)
     if recipe.lora is not None:
         torch.manual_seed(seed)
-        routers = routers_in(model)
-        add_lora(model, recipe.lora, base=str(recipe.path), routers=routers, is_sharded=sharding is not None)
+        add_lora(model, recipe.lora, base=str(recipe.path), is_sharded=sharding is not None)
     if sharding and not supports_packing:  # ranks would run the trunk in different numbers
         raise not_shardable(model, NO_PACKS)
     return Policy(
@@ -302,6 +296,15 @@ def load_policy(
         unknown_routers=unknown_routers,
         sharding=sharding,
     )
+
+
+def _declared_stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    """The tokens that end a response, which the model declares from now on: it must end where it was trained to end."""
+    generation, num_embeddings = model.generation_config, model.get_input_embeddings().weight.shape[0]
+    stop_ids = find_stop_ids(getattr(generation, "eos_token_id", None), tokenizer, stop_tokens, num_embeddings)
+    generation.eos_token_id = list(stop_ids)
+    generation._original_object_hash = hash(generation)  # transformers saves as it was only what nobody has changed
+    return stop_ids
 
 
 def checkpoint_gradients(policy: Policy) -> None:

@@ -175,7 +175,7 @@ class LoraConfig(Section):
     )
     alpha: PositiveFloat = key(32.0, "What is added is scaled by `alpha / rank`.")
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = key(
-        ("*",), "Patterns of the layers that get an adapter, such as `*attn*`; by default all linear ones and experts."
+        ("*",), "Layers that get an adapter, such as `q_proj` or `*attn*`; by default all linear ones and experts."
     )
     rslora: bool = key(False, "Scale by `alpha / sqrt(rank)` instead (rsLoRA, arXiv 2312.03732).")
     dora: bool = key(False, "Train the size of each row of weights by itself (DoRA, arXiv 2402.09353): slower.")

@@ -18,7 +18,6 @@ from gspo.model.lora import adapter_of, add_lora, has_adapter
 from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
-from gspo.model.routing import routers_in
 from gspo.model.shape import heads_of, inner_size
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
@@ -137,7 +136,7 @@ def _by_parameters(
     moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
     if recipe.model.lora is not None:
-        add_lora(model, recipe.model.lora, base="", routers=routers_in(model), is_sharded=num_ranks > 1)
+        add_lora(model, recipe.model.lora, is_sharded=num_ranks > 1)
         copied_masters, masters = 0, 0  # its own are in float32
     size, trained = _count(model), sum(p.numel() for p in model.parameters() if p.requires_grad)
     has_critic = actor.advantage == "gae" and recipe.critic.trunk == "own"
