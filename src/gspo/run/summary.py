@@ -177,13 +177,13 @@ def summary(
     """The short table at the end: scores before and after, the place of the model and how to load it."""
     rows = [*_scores(lines), ("time", duration(round(seconds)))]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
-    run = model.parent
+    run = model.parent if signal is None else model.parents[2]
     loaded = f'AutoModelForCausalLM.from_pretrained("{model}")'
     if (model / CONFIG).is_file():
-        loaded = f"it is an adapter; a whole model of it: gspo merge {shlex.quote(str(model))}"
+        loaded = f"it is an adapter; gspo merge {shlex.quote(str(run))} writes a whole model"
     rows += [("model", str(model)), ("load it", loaded)]
     if signal is not None:
-        run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
+        num_steps = max((line["step"] for line in lines), default=0)
         rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
     if reason is not None:
         rows.insert(0, ("ended early", reason))
