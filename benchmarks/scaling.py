@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling            # the tables of docs/benchmarks/performance.md, about 10 minutes
     python -m benchmarks.scaling --quick    # a small run that only shows that it works
+    python -m benchmarks.scaling --model models/smollm2-135m --groups 8 16 32 --tokens 32    # a real model
 
 Every response has its full length. "of peak" is the cost model's operations (benchmarks/cost.py) over the measured
 time, as a part of what this machine's matrix products reach; the rest is attention, norms, memory and overhead.
@@ -21,7 +22,7 @@ from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
-from gspo.model.load import fit_tokenizer
+from gspo.model.load import fit_tokenizer, load_tokenizer
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.keys import SamplingKey
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", help="a model directory, in place of the untrained ones: groups alone")
+    parser.add_argument("--groups", type=int, nargs="+", default=GROUPS)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a response, where groups vary")
     options = parser.parse_args(arguments)
     repeats = 1 if options.quick else options.repeats
     cpu = torch.device("cpu")
@@ -50,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{load()}; the fastest of {repeats} after one that is not counted\n")
     head = "decode, s | tokens/s | GB/s read | of peak | update, s | tokens/s | of peak |"
     keep = slice(0, 1) if options.quick else slice(None)
-    for title, cases in (
-        ("response length (groups of 8)", [(n, _policy(1_000), 8, n) for n in LENGTHS[keep]]),
-        (f"group size ({TOKENS} tokens)", [(n, _policy(1_000), n, TOKENS) for n in GROUPS[keep]]),
-        (f"vocabulary (groups of 8, {TOKENS} tokens)", [(n, _policy(n), 8, TOKENS) for n in VOCABULARIES[keep]]),
-    ):
+    policy = _real_policy(options.model) if options.model else _policy(1_000)
+    tables = [(f"group size ({options.tokens} tokens)", [(n, policy, n, options.tokens) for n in options.groups[keep]])]
+    if not options.model:
+        of_lengths = [(n, policy, 8, n) for n in LENGTHS[keep]]
+        of_vocabularies = [(n, _policy(n), 8, options.tokens) for n in VOCABULARIES[keep]]
+        tables.insert(0, ("response length (groups of 8)", of_lengths))
+        tables.append((f"vocabulary (groups of 8, {options.tokens} tokens)", of_vocabularies))
+    for title, cases in tables:
         print(f"| {title} | {head}\n" + "|---" * 8 + "|")
         for value, policy, group_size, length in cases:
             print(
@@ -79,6 +86,12 @@ def _policy(vocabulary: int) -> Policy:
     }
     tokenizer = fit_tokenizer(["0123456789"])
     policy = load_policy(ModelConfig(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
+    return replace(policy, stop_ids=(-1,))
+
+
+def _real_policy(path: str) -> Policy:
+    """The model in a directory; its responses never end by themselves, either."""
+    policy = load_policy(ModelConfig(path=path, device="cpu"), load_tokenizer(path), seed=0)
     return replace(policy, stop_ids=(-1,))
 
 

@@ -14,6 +14,12 @@ from gspo.model.linear import linear, use_onednn
 from gspo.model.policy import response_likelihood
 
 
+@pytest.fixture(autouse=True)
+def _by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These layers, too, on whatever processor."""
+    monkeypatch.setattr(linear_layers, "_LEAST", 2**18)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 5), (2, 3, 4), (0,)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [(512, 640), (640, 512), (16, 24)], ids=str)  # the last stays with torch
@@ -64,7 +70,8 @@ def test_it_computes_in_inference_mode_where_the_engine_decodes() -> None:
 # 286 MiB where a thousand compiled products are kept, 80 as it is.
 _NEW_NUMBERS_OF_ROWS = """
 import torch
-from gspo.model.linear import linear
+from gspo.model import linear as linear_layers
+linear, linear_layers._LEAST = linear_layers.linear, 2**18
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 weight = torch.zeros(512, 512)
 with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: in float32, twice as fast as by MKL, which torch takes on CPUs (measured on AMD)."""
+"""Linear layers in float32 by oneDNN, where it is faster than MKL, which torch takes on CPUs (measured on AMD)."""
 
 import os
 from types import MethodType
@@ -17,7 +17,10 @@ for _name, _limit in LIMITS.items():
     os.environ.setdefault(_name, _limit)
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_LEAST = 2**18  # weights of a layer: the call costs 10 microseconds, more than a smaller product
+# The weights of a layer. With AVX-512 oneDNN is twice as fast, but its call costs 10 microseconds, more than a smaller
+# product. With AVX2 alone MKL is faster by a fifth, but not where the weights are read for a few rows: heads, decoding.
+_LEAST_TO_DECODE = 2**18
+_LEAST = 2**24 if torch.backends.cpu.get_cpu_capability() == "AVX2" else _LEAST_TO_DECODE
 
 
 def use_onednn(model: nn.Module) -> None:
@@ -32,11 +35,16 @@ def _forward(module: Any, states: Float[Tensor, "*rows K"]) -> Float[Tensor, "*r
 
 
 def linear(
-    states: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None
+    states: Float[Tensor, "*rows K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, "N"] | None = None,
+    *,
+    decodes: bool = False,
 ) -> Float[Tensor, "*rows N"]:
-    """The states times the weights' transpose, plus the bias: large ones by oneDNN, the others as torch has it."""
+    """The states times the weights' transpose, plus the bias: with large weights by oneDNN, else as torch has it."""
     # Never by the number of rows: a micro-batch that is cut in another way would be computed in another way.
-    is_plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.numel() >= _LEAST
+    least = _LEAST_TO_DECODE if decodes else _LEAST
+    is_plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.numel() >= least
     is_float = states.dtype == weight.dtype == torch.float32
     if not (is_plain and is_float and states.numel() and _HAS_ONEDNN):
         return F.linear(states, weight, bias)

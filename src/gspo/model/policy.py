@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.errors import UserError
+from gspo.model.freed_memory import keep_freed_memory
 from gspo.model.head import Head, token_likelihood
 from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
@@ -252,6 +253,8 @@ def load_policy(
     ranks have to call it.
     """
     device = device_of(recipe.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     torch.manual_seed(seed)
     config = load_config(recipe)
     if recipe.architecture is not None:  # a new model has the tokenizer's tokens, unless its architecture names others

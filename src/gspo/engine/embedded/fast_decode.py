@@ -126,14 +126,14 @@ def _mlp(layer: Any) -> Operator:
 
 def _linear(module: Any) -> Operator:
     if type(module) is nn.Linear:
-        return lambda states: linear(states, module.weight, module.bias)
+        return lambda states: linear(states, module.weight, module.bias, decodes=True)
     if (parts := parts_of(module)) is None:
         raise TypeError(type(module).__name__)
     base, down, up, factor = parts
 
     def adapted(states: Tensor) -> Tensor:
         added = linear(linear(states.to(down.weight.dtype), down.weight), up.weight) * factor
-        return (linear(states, base.weight, base.bias) + added).to(states.dtype)
+        return (linear(states, base.weight, base.bias, decodes=True) + added).to(states.dtype)
 
     return adapted
 
