@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tis of a sequence": {"correction": "tis", "correction_high": 1.05, "correction_level": "sequence"},
     "mis": {"correction": "mis", "correction_low": 0.95, "correction_high": 1.05, "surrogate": "dapo"},
     "icepop": {"correction": "icepop", "correction_low": 0.9, "correction_high": 1.1, "surrogate": "cispo"},
+    "kpop": {"correction": "kpop", "correction_high": 1e-3, "surrogate": "dapo"},
     "geometric mask": {"correction": "geometric_mask", "correction_low": 0.95, "correction_high": 1.05},
     "decoupled": {"correction": "decoupled", "importance_sampling_level": "token"},
     "opsm": {"opsm_delta": 0.01},

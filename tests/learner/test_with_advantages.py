@@ -21,6 +21,7 @@ from tests.samples import (
     updates,
 )
 
+from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ, with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.objective import group_advantages, normalize_then_sum, token_advantages
@@ -327,3 +328,12 @@ def test_rewards_that_cancel_in_the_sum_are_signal_only_where_each_counts_by_its
     assert rewards_differ([same, alone], None, by_itself) == [False, True]
     failed = group_with(groups[0], [Score(reward=None, parts=dict.fromkeys(own), weights=WEIGHTS) for own in apart])
     assert rewards_differ([failed], None, by_itself) == [False]
+
+
+def test_max_rl_refuses_a_negative_reward_before_anything_is_trained(groups: Any, actor_of: Any) -> None:
+    actor = actor_of(advantage="max_rl")
+    right_or_wrong = [Score(reward=None if index == 2 else float(index % 2), parts={}) for index in range(6)]
+    assert advantages_of(with_advantages(scored(groups, right_or_wrong), actor))[1] == 1.0  # (1 - p)/p of p = ½
+    below = [*right_or_wrong[:-1], Score(reward=-0.5, parts={})]
+    with pytest.raises(UserError, match=r"one is -0\.5"):
+        with_advantages(scored(groups, below), actor)

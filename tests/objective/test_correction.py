@@ -46,10 +46,16 @@ class Data:
         return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, (low, high), level=level)
 
     def surrogate(self, name: Any, level: Any, x: torch.Tensor, **more: Any) -> Any:
-        engine = self.engine if name in ("minirl", "dppo") or "opsm_delta" in more else None
+        engine = self.engine if PUBLISHED[name].weighs_by_engine or "opsm_delta" in more else None
         lengths = torch.tensor(self.lengths)
         settings = {"name": name, "level": level, "sampler_logprobs": engine, **NORMED, **more}
         return surrogate(x, self.old.to(x.dtype), self.advantages.to(x.dtype), lengths, **settings)
+
+
+def furthest(logp: float, logq: float) -> float:
+    """The larger divergence of two coins, in either direction."""
+    p, q = (min(math.exp(each), 1 - 1e-8) for each in (logp, logq))
+    return max(a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p)))
 
 
 def by_loops(data: Data, method: str, level: str, low: float | None, high: float | None) -> list[float]:
@@ -57,11 +63,14 @@ def by_loops(data: Data, method: str, level: str, low: float | None, high: float
     for row in data.rows():
         ratios = [math.exp(data.old[t].item()) / math.exp(data.engine[t].item()) for t in row]
         geometric = math.prod(ratios) ** (1 / len(ratios))
-        for own in ratios:
+        for t, own in zip(row, ratios, strict=True):
             rho = own if level == "token" else geometric
             inside = (low is None or rho >= low) and (high is None or rho <= high)
             if method in ("tis", "decoupled"):
                 found.append(rho if high is None else min(rho, high))
+            elif method == "kpop":
+                is_near = high is None or furthest(data.old[t].item(), data.engine[t].item()) <= high
+                found.append(rho if is_near else 0.0)
             elif method == "geometric_mask":
                 found.append(1.0 if inside else 0.0)
             else:

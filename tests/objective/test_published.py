@@ -14,14 +14,15 @@ from gspo.objective import Surrogate, SurrogateSettings, surrogate
 from gspo.recipe.published import ONLY, PUBLISHED
 
 Scalar = Any  # a number, with or without a gradient
-# Range and dual clip, such that the noise below lies on both sides of both bounds. dppo's are probabilities.
+# Range and dual clip, such that the noise below lies on both sides of both bounds. DPPO is of probabilities.
 BOUNDS = {"token": (0.1, 0.12, 1.25), "sequence": (0.03, 0.04, 1.08), "sequence_token": (0.03, 0.04, 1.08)}
 DPPO = (0.03, 0.04, 1.25)
 CAP = 1.1  # minirl's, such that it binds
 SAPO = (0.8, 1.7)  # far enough apart to be told from each other
 MEAN_TOKENS, LONGEST = 5.3, 17.0
 SUMMED = ("luspo", "dppo", "minirl", "reinforce")
-STOPS_GRADIENTS = {"clip", "ppo", "dual_clip", "dapo", "dr_grpo", "luspo", "gmpo", "dppo", "minirl"}
+BY_ENGINE = ("dppo", "ipo", "minirl")
+STOPS_GRADIENTS = {"clip", "ppo", "dual_clip", "dapo", "dr_grpo", "luspo", "gmpo", *BY_ENGINE}
 CASES = [(name, level) for name, published in PUBLISHED.items() for level in published.levels]
 PER_TOKEN = [case for case in CASES if case[1] != "sequence" and case[0] != "gmpo"]
 
@@ -64,7 +65,7 @@ def random_data(seed: int, num_sequences: int = 60) -> Data:
 
 
 def bounds_of(name: str, level: str) -> tuple[float, float, float]:
-    return DPPO if name == "dppo" else BOUNDS[level]
+    return DPPO if name in ("dppo", "ipo") else BOUNDS[level]
 
 
 def clipped_to(ratio: Scalar, low: float, high: float) -> Scalar:
@@ -92,6 +93,9 @@ def paper_of_token(
         far = abs(p - p_engine) > (high if a > 0 else low)
         r = (logp - logp_engine).exp()
         return 0 * r if far and ((a > 0 and p > p_engine) or (a < 0 and p < p_engine)) else r * a
+    if name == "ipo":  # prime-rl: |π - μ| beyond the bound, whatever Â is
+        moved = math.exp(logp.item()) - math.exp(logp_engine)
+        return 0 * logp if moved > high or -moved > low else (logp - logp_engine).exp() * a
     if name == "minirl":  # 2512.01374, Eq. 7, and §4.2: the weight is truncated
         mask = 0 if (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low) else 1
         return mask * min(math.exp(logp.item() - logp_engine), CAP) * a * logp
@@ -141,7 +145,9 @@ def paper(
                 r = x[t].exp() / data.old[t].exp()
                 r = r if level == "token" else s.item() * x[t].exp() / x[t].exp().item()
                 total = total + paper_of_token(name, r, x[t], old, engine, a, low, high, c)
-        by_paper = {"dapo": "mean", "cispo": "group", "dr_grpo": "constant"} | dict.fromkeys(SUMMED, "none")
+        by_paper = {"dapo": "mean", "ipo": "mean", "cispo": "group", "dr_grpo": "constant"} | dict.fromkeys(
+            SUMMED, "none"
+        )
         divisors = {"own": len(row), "mean": MEAN_TOKENS, "group": MEAN_TOKENS, "constant": LONGEST, "none": 1}
         found.append(total / divisors[norm or by_paper.get(name, "own")])
     return found
@@ -160,7 +166,7 @@ def computed(name: Any, level: Any, x: torch.Tensor, data: Data, advantages: tor
         clip_high=high,
         name=name,
         **{"tokens_per_sequence": divisor, "dual_clip": dual, "minirl_cap": CAP, "sapo_temperature": SAPO, **more},
-        sampler_logprobs=data.engine.to(x.dtype) if name in ("minirl", "dppo") else None,
+        sampler_logprobs=data.engine.to(x.dtype) if name in BY_ENGINE else None,
     )
 
 
@@ -269,7 +275,7 @@ def test_a_level_that_a_surrogate_does_not_have_is_refused_with_the_reason(name:
 def test_what_a_surrogate_cannot_do_without_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_data(6, 3)
     some = (data.logprobs, data.old, data.advantages, torch.tensor(data.lengths))
-    for name in ("minirl", "dppo"):
+    for name in BY_ENGINE:
         with pytest.raises(ValueError, match=rf"{name} .* needs sampler_logprobs"):
             surrogate(*some, name=name)
     with pytest.raises(ValueError, match=r"opsm_delta .* needs sampler_logprobs"):

@@ -22,6 +22,7 @@ EXPECTED: dict[Any, tuple[str, float, float, str, str]] = {
     "gmpo": ("token", 0.4, 0.4, "own", "group"),
     "sapo": ("token", 0.2, 0.27, "own", "group"),  # of no effect
     "dppo": ("token", 0.15, 0.15, "none", "group_mean"),  # Eq. 12, App. C.1
+    "ipo": ("token", 0.3, 0.3, "mean", "group_mean"),
     "minirl": ("token", 0.2, 0.27, "none", "group_mean"),
     "reinforce": ("token", 0.2, 0.27, "none", "leave_one_out"),  # of no effect
 }

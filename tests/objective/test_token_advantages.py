@@ -12,7 +12,7 @@ import torch
 
 from gspo.objective import group_advantages, token_advantages
 
-KINDS = ["group", "group_mean", "leave_one_out", "batch"]
+KINDS = ["group", "group_mean", "leave_one_out", "batch", "max_rl"]
 NOT_SCORED = float("nan")
 
 
@@ -52,13 +52,20 @@ def by_loops(
         if i not in scored or all(len({round(at(j, place), 12) for j in group}) < 2 for place in longest):
             found.append([0.0] * len(own))
             continue
+        if kind == "max_rl":  # divided by the mean at the token's place
+            means = [statistics.fmean(at(j, place) for j in group) for place in places[i]]
+            found.append([d / (mean or 1.0) for d, mean in zip(differences(i, group), means, strict=True)])
+            continue
         scale = spread(group) if kind == "group" else spread(scored) if kind == "batch" else 1.0
         found.append([d / scale for d in differences(i, others if kind == "leave_one_out" else group)])
     return found
 
 
-def random_rewards(seed: int, *, per_token: bool) -> tuple[list[list[float]], list[int]]:
-    """Unequal groups, not contiguous; some equal, some responses not scored. At least two scored a group."""
+def random_rewards(seed: int, *, per_token: bool, kind: str) -> tuple[list[list[float]], list[int]]:
+    """Unequal groups, not contiguous; some equal, some responses not scored. At least two scored a group.
+
+    None is negative for max_rl.
+    """
     rng = random.Random(seed)
     ids = [rng.choice([3, 70, 5, -4]) for _ in range(50)] + [8] * 6 + [9] * 4 + [3, 70, 5, -4] * 2
     rewards = []
@@ -72,7 +79,7 @@ def random_rewards(seed: int, *, per_token: bool) -> tuple[list[list[float]], li
         rewards.append(tokens)
     for place in range(-8, 0):
         rewards[place] = [rng.gauss(0, 1)] if not per_token else [rng.gauss(0, 1) for _ in range(3)]
-    return rewards, ids
+    return [[abs(r) for r in own] for own in rewards] if kind == "max_rl" else rewards, ids
 
 
 def of_tokens(rewards: list[list[float]], ids: list[int], kind: Any, ddof: int = 1, **more: Any) -> list[list[float]]:
@@ -86,7 +93,7 @@ def of_tokens(rewards: list[list[float]], ids: list[int], kind: Any, ddof: int =
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_reward_a_response_is_compared_as_the_loops_do(kind: Any, ddof: int, seed: int) -> None:
-    rewards, ids = random_rewards(seed, per_token=False)
+    rewards, ids = random_rewards(seed, per_token=False, kind=kind)
     alone = [own[-1:] for own in rewards]
     expected = by_loops(alone, ids, kind, ddof, [[0]] * len(ids))
     packed = torch.tensor([own[0] for own in alone], dtype=torch.float64)
@@ -100,7 +107,7 @@ def test_one_reward_a_response_is_compared_as_the_loops_do(kind: Any, ddof: int,
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reward_a_token_is_compared_as_the_loops_do(kind: Any, ddof: int, by_segment: bool, discount: float) -> None:
-    rewards, ids = random_rewards(0, per_token=True)
+    rewards, ids = random_rewards(0, per_token=True, kind=kind)
     rng = random.Random(1)
     places = [list(range(len(own))) for own in rewards]
     if by_segment:  # of one token or more; some come without any
@@ -114,7 +121,7 @@ def test_a_reward_a_token_is_compared_as_the_loops_do(kind: Any, ddof: int, by_s
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_responses_that_earn_all_at_the_end_compare_as_wholes_whatever_their_lengths(kind: Any, ddof: int) -> None:
-    rewards, ids = random_rewards(2, per_token=False)
+    rewards, ids = random_rewards(2, per_token=False, kind=kind)
     packed = torch.tensor([own[-1] for own in rewards], dtype=torch.float64)
     wanted = group_advantages(packed, torch.tensor(ids), kind=kind, ddof=ddof).tolist()
     for own, advantage in zip(of_tokens(rewards, ids, kind, ddof), wanted, strict=True):
@@ -164,6 +171,7 @@ def test_groups_of_equal_rewards_have_exactly_zero_beside_others_that_differ(kin
 @pytest.mark.parametrize("reward", [1.0, 0.3, 123.4, -7.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_that_differ_by_the_rounding_of_float32_are_equal_and_others_are_not(kind: Any, reward: float) -> None:
+    reward = abs(reward) if kind == "max_rl" else reward
     one = torch.tensor(reward)
     next_one = torch.nextafter(one, torch.tensor(torch.inf))
     ids = torch.zeros(4, dtype=torch.long)
@@ -196,7 +204,7 @@ def test_a_token_is_compared_with_what_the_others_had_to_go_at_its_place() -> No
 
 
 def test_the_batchs_deviation_scales_all_groups_alike() -> None:
-    rewards, ids = random_rewards(4, per_token=False)
+    rewards, ids = random_rewards(4, per_token=False, kind="batch")
     packed = torch.tensor([own[-1] for own in rewards], dtype=torch.float64)
     by_batch, centred = (group_advantages(packed, torch.tensor(ids), kind=k) for k in ("batch", "group_mean"))
     scored = packed[~packed.isnan()]
@@ -207,6 +215,7 @@ def test_the_batchs_deviation_scales_all_groups_alike() -> None:
     ("arguments", "match"),
     [
         ({"kind": "gae"}, "value model"),
+        ({"kind": "max_rl", "rewards": torch.tensor([1.0, -0.1])}, "mean of a group's rewards: give rewards of 0"),
         ({"kind": "rloo"}, "unknown kind 'rloo': group, group_mean"),
         ({"lengths": torch.tensor([1.0, 1.0])}, "lengths are whole numbers"),
         ({"lengths": torch.tensor([1, 2])}, "lengths sum to 3, but rewards has 2 tokens"),
@@ -224,7 +233,9 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(
     if "kind" in arguments:
         monkeypatch.setattr("gspo.objective.advantage.token_advantages", unchecked)
         with pytest.raises(ValueError, match=match):
-            inspect.unwrap(group_advantages)(given["rewards"], given["group_ids"], **arguments)
+            inspect.unwrap(group_advantages)(
+                **{"rewards": given["rewards"], "group_ids": given["group_ids"], **arguments}
+            )
 
 
 def test_no_rewards_have_no_advantages() -> None:

@@ -75,6 +75,17 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"correction": "icepop", "surrogate": "gmpo"}}, ["single tokens"]),
         ({"actor": {"correction": "mis"}}, ["single tokens", "correction_level: sequence"]),
         ({"actor": {"correction": "icepop", "correction_level": "sequence"}}, ["is by token"]),
+        ({"actor": {"correction": "kpop"}}, ["single tokens"]),
+        ({"actor": {"correction": "kpop", "correction_low": 0.1, "surrogate": "dapo"}}, ["one bound", "in nats"]),
+        ({"actor": {"correction": "tis", "surrogate": "ipo"}}, ["weighs by π_θ/π_engine already"]),
+        (
+            {"actor": {"advantage": "max_rl"}, "rollout": {"overlong": "penalty", "overlong_margin": 0.5}},
+            ["max_rl divides by the mean reward", "overlong: mask"],
+        ),
+        (
+            {"actor": {"advantage": "max_rl", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}},
+            ["max_rl divides by the mean reward", "kl.place: loss"],
+        ),
         ({"actor": {"correction": "geometric_mask", "correction_level": "token"}}, ["is by sequence"]),
         ({"actor": {"correction": "tis", "surrogate": "dppo"}}, ["weighs by π_θ/π_engine already", "geometric_mask"]),
         (

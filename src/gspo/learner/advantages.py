@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gspo.errors import UserError
 from gspo.objective import advantages_and_returns, kl_estimate, normalize_then_sum, token_advantages
-from gspo.objective.advantage import whitened
+from gspo.objective.advantage import EQUAL_NEAR_ZERO, whitened
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Batch, Group, Sample
@@ -86,6 +87,10 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         for sample_rewards, segments in zip(rewards, given, strict=True)
     ]
     lengths = torch.tensor([len(sample_rewards) for sample_rewards in rewards])
+    lowest = float(torch.cat(rewards).nan_to_num(0.0).min())
+    if actor.advantage == "max_rl" and lowest < -EQUAL_NEAR_ZERO:
+        problem = f"max_rl divides by the mean of a group's rewards, and one is {lowest:g}"
+        raise UserError(problem, where="actor.advantage", fix="give rewards of 0 or more, or set group_mean")
     advantages = token_advantages(
         torch.cat(rewards),
         lengths,

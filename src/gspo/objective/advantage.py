@@ -24,11 +24,12 @@ def group_advantages(
     """The advantage of each response: its reward compared with those of its group (arXiv 2507.18071, Eq. 7).
 
     `group`: (r - mean)/std of the group. `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783). `leave_one_out`: r - the
-    mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). A variance
-    is divided by n - ddof; the paper leaves the divisor open. The advantage is exactly 0 for a lone reward and where
+    mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). `max_rl`:
+    (r - mean)/mean, for rewards of 0 or more (MaxRL, 2602.02710). A variance is divided by n - ddof; the paper leaves
+    the divisor open. The advantage is exactly 0 for a lone reward and where
     all rewards of a group differ by less than `EQUAL` of the largest, or by less than `EQUAL_NEAR_ZERO`. A NaN reward
-    means "not scored": it does not count in its group, and its advantage is 0. Raises ValueError for another kind and
-    for shapes that do not fit.
+    means "not scored": it does not count in its group, and its advantage is 0. Raises ValueError for another kind, for
+    shapes that do not fit, and for a negative reward with max_rl.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards have the shape {list(rewards.shape)}: one a response, [B], and group_ids as many")
@@ -100,6 +101,11 @@ def token_advantages(
         return torch.where(scored[sequences], to_go - mean, 0.0)
 
     advantages = difference(members, leave_out=kind == "leave_one_out")
+    if kind == "max_rl":
+        if bool((earned < -EQUAL_NEAR_ZERO).any()):
+            raise ValueError("max_rl divides by the mean of a group's rewards: give rewards of 0 or more")
+        mean = torch.where(scored[sequences], to_go - advantages, 0.0)
+        advantages = advantages / torch.where(mean > 0, mean, 1.0)
     if kind in ("group", "batch"):
         groups = members if kind == "group" else torch.zeros_like(members)
         squares = _total(sequence_mean(difference(groups) ** 2, lengths), groups)

@@ -50,7 +50,8 @@ def correction_weights(
     """A weight a token, without a gradient, from ρ = π_old/π_sampler of the token or, at level "sequence", its mean.
 
     `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0. `geometric_mask`: 1 within
-    [low, high], else 0. `decoupled`: ρ itself, the proximal form for stale rollouts (arXiv 2110.00641, Eq. 10).
+    [low, high], else 0. `kpop` (AReaL): ρ, but 0 where the chances to draw the token, as those of two coins, diverge by
+    more than `high` nats to either side. `decoupled`: ρ itself, for stale rollouts (arXiv 2110.00641, Eq. 10).
     `bounds` are (low, high); a bound of None does not bind. Bounds and level are as published unless they are given.
     The mean over a sequence's tokens is geometric: their product goes to 0 or infinity with the length. Raises
     ValueError for another method, for a level that the method does not have, and for tensors that do not fit.
@@ -69,8 +70,18 @@ def correction_weights(
     low, high = 0.0 if low is None else low, torch.inf if high is None else high
     if method in ("tis", "decoupled"):
         return ratio.clamp(max=high)
-    inside = (ratio >= low) & (ratio <= high)
+    if method == "kpop":
+        both = torch.stack([old_logprobs, sampler_logprobs]).detach().double()
+        coins = both.exp().clamp(1e-8, 1 - 1e-8).unbind()
+        inside = torch.maximum(_coin_divergence(*coins), _coin_divergence(*coins[::-1])) <= high
+    else:
+        inside = (ratio >= low) & (ratio <= high)
     return torch.where(inside, torch.ones_like(ratio) if method == "geometric_mask" else ratio, 0.0)
+
+
+def _coin_divergence(p: Float[Tensor, "N"], q: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """KL(p‖q) of coins that show heads with these probabilities, in nats."""
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
 def check_name(kind: str, name: str, names: Sequence[str]) -> None:

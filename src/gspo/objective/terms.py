@@ -24,7 +24,7 @@ class SurrogateSettings:
 
     name: Name
     level: Level  # whose importance ratio is bounded: the token's or the whole sequence's
-    clip_low: float  # the range of the ratio is 1 - clip_low … 1 + clip_high; dppo and gmpo give it their own meaning
+    clip_low: float  # the range of the ratio is 1 - clip_low … 1 + clip_high; dppo, ipo, gmpo give it their own meaning
     clip_high: float
     length_norm: LengthNorm  # what divides the sum over a response's tokens
     dual_clip: float = 3.0  # the most that a ratio counts where Â < 0
@@ -123,11 +123,20 @@ def dppo(units: Units, settings: SurrogateSettings) -> Terms:
     from the engine, which sampled: measured from a recomputed likelihood, training collapses (Takeaway 2). Raises
     ValueError without the engine's log-likelihoods.
     """
-    sampler = _sampler_logprobs(units, "dppo")
-    moved = units.logprobs.detach().exp() - sampler.exp()
+    moved, terms = _from_sampler(units, "dppo")
     positive, negative = units.advantages > 0, units.advantages < 0
     dropped = (positive & (moved > settings.clip_high)) | (negative & (moved < -settings.clip_low))
-    return torch.where(dropped, 0.0, (units.logprobs - sampler).exp() * units.advantages), dropped
+    return torch.where(dropped, 0.0, terms), dropped
+
+
+def ipo(units: Units, settings: SurrogateSettings) -> Terms:
+    """rÂ, r = π_θ/π_engine, dropped where p has moved by more than δ, to whichever side (prime-rl, without its KL).
+
+    Raises ValueError without the engine's log-likelihoods.
+    """
+    moved, terms = _from_sampler(units, "ipo")
+    dropped = ((moved > settings.clip_high) | (moved < -settings.clip_low)) & (units.advantages != 0)
+    return torch.where(dropped, 0.0, terms), dropped
 
 
 def minirl(units: Units, settings: SurrogateSettings) -> Terms:
@@ -146,6 +155,13 @@ def reinforce(units: Units, settings: SurrogateSettings) -> Terms:
     return units.advantages * units.logprobs, torch.zeros_like(units.advantages, dtype=torch.bool)
 
 
+def _from_sampler(units: Units, name: str) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+    """How far each token's probability is from the engine's, without a gradient, and the term π_θ/π_engine · Â."""
+    sampler = _sampler_logprobs(units, name)
+    moved = units.logprobs.detach().exp() - sampler.exp()
+    return moved, (units.logprobs - sampler).exp() * units.advantages
+
+
 def _sampler_logprobs(units: Units, name: str) -> Float[Tensor, "M"]:
     if units.sampler_logprobs is None:
         raise ValueError(f"{name} weighs tokens by π_θ/π_engine: it needs sampler_logprobs")
@@ -153,5 +169,5 @@ def _sampler_logprobs(units: Units, name: str) -> Float[Tensor, "M"]:
 
 
 FORMS: Mapping[str, Callable[[Units, SurrogateSettings], Terms]] = {
-    form.__name__: form for form in (clip, dual_clip, cispo, gmpo, sapo, dppo, minirl, reinforce)
+    form.__name__: form for form in (clip, dual_clip, cispo, gmpo, sapo, dppo, ipo, minirl, reinforce)
 }

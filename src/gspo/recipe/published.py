@@ -6,11 +6,23 @@ from typing import Any, Literal
 
 Level = Literal["token", "sequence", "sequence_token"]
 LengthNorm = Literal["own", "group", "mean", "constant", "none"]
-Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "gae"]
+Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "max_rl", "gae"]
 Name = Literal[
-    "clip", "ppo", "dual_clip", "dapo", "dr_grpo", "luspo", "cispo", "gmpo", "sapo", "dppo", "minirl", "reinforce"
+    "clip",
+    "ppo",
+    "dual_clip",
+    "dapo",
+    "dr_grpo",
+    "luspo",
+    "cispo",
+    "gmpo",
+    "sapo",
+    "dppo",
+    "ipo",
+    "minirl",
+    "reinforce",
 ]
-Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decoupled"]
+Correction = Literal["none", "tis", "mis", "icepop", "kpop", "geometric_mask", "decoupled"]
 CorrectionLevel = Literal["token", "sequence"]
 Range = tuple[float, float]
 
@@ -42,6 +54,11 @@ class Published:
         """Tell whether the gradient stops beyond 1 - clip_low … 1 + clip_high."""
         return self.form in ("clip", "dual_clip")
 
+    @property
+    def weighs_by_engine(self) -> bool:
+        """Tell whether the term's ratio is to the engine that sampled, whatever π_old is."""
+        return self.form in ("dppo", "ipo", "minirl")
+
 
 # After each name stands the arXiv id of its paper.
 PUBLISHED: Mapping[Name, Published] = {
@@ -70,6 +87,9 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="none",
         advantage="group_mean",
     ),
+    "ipo": Published(  # prime-rl's own loss, pull request 3586; no paper
+        title="IPO", form="ipo", levels=("token",), token_range=(0.3, 0.3), length_norm="mean", advantage="group_mean"
+    ),
     "minirl": Published(  # 2512.01374
         title="MiniRL", form="minirl", levels=("token",), length_norm="none", advantage="group_mean"
     ),
@@ -83,6 +103,7 @@ ONLY: Mapping[str, str] = {
     "ppo": "a value model gives an advantage to every token, and the ratio of a sequence takes one a sequence",
     "gmpo": "it clips the tokens within a sequence's geometric mean; clipped as a whole that mean is GSPO: clip",
     "dppo": "it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
+    "ipo": "it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
     "minirl": "it is the first-order approximation of the sequence's objective by its tokens; at the sequence: clip",
     "reinforce": "it has no importance ratio, so none of a sequence either: all levels are the same",
 }
@@ -91,6 +112,8 @@ ONLY: Mapping[str, str] = {
 @dataclass(frozen=True, kw_only=True)
 class PublishedCorrection:
     """A correction for the engine: its bounds on ρ = π_old/π_sampler, None for no bound, and whose ratio ρ can be.
+
+    That of kpop is a bound in nats, on the divergence of two coins.
 
     Example: `CORRECTIONS["icepop"]` keeps tokens with 0.5 ≤ ρ ≤ 5.
     """
@@ -105,6 +128,7 @@ CORRECTIONS: Mapping[Correction, PublishedCorrection] = {
     "tis": PublishedCorrection(high=2.0),
     "mis": PublishedCorrection(low=0.5, high=2.0),
     "icepop": PublishedCorrection(low=0.5, high=5.0, levels=("token",)),
+    "kpop": PublishedCorrection(high=2.0, levels=("token",)),  # AReaL's kpop_phi
     "geometric_mask": PublishedCorrection(low=0.99, high=1.01, levels=("sequence",)),
     "decoupled": PublishedCorrection(),
 }

@@ -149,8 +149,8 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
     low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
-    drops_tokens = correction in ("mis", "icepop") and actor.correction_level == "token"
-    tunes_range = actor.clip_fraction is not None
+    drops_tokens = correction in ("mis", "icepop", "kpop") and actor.correction_level == "token"
+    tunes_range, penalises = actor.clip_fraction is not None, recipe.rollout.overlong == "penalty"
     return {
         f"""actor.surrogate: {surrogate} has no level {level}: {ONLY.get(surrogate)};
         set importance_sampling_level: {" or ".join(published.levels)}
@@ -165,12 +165,17 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
         """: correction != "none" and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
         f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
-        """: correction not in ("none", "geometric_mask") and surrogate in ("minirl", "dppo"),
+        """: correction not in ("none", "geometric_mask") and published.weighs_by_engine,
         f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
         """: actor.correction_level not in CORRECTIONS[correction].levels,
         f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
         set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
         """: drops_tokens and (level == "sequence" or surrogate == "gmpo"),
+        """actor.correction: kpop has one bound, correction_high, in nats; leave out actor.correction_low
+        """: correction == "kpop" and low is not None,
+        """actor.advantage: max_rl divides by the mean reward, which a penalty for length or a KL may make negative;
+        set rollout.overlong: mask or keep, kl.place: loss, or advantage: group_mean
+        """: actor.advantage == "max_rl" and (penalises or (kl.coefficient and kl.place == "reward")),
         f"""actor.correction_low {low} must be below correction_high {high}
         """: correction != "none" and low is not None and high is not None and low >= high,
         f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
@@ -191,7 +196,7 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         f"""{name} takes one number a response of each function; {per_token} gives more; set reward_aggregation: sum
         """: by_function and per_token.startswith("reward"),
         f"""{name} with rollout.overlong: penalty divides the penalty by its deviation; set overlong: mask or keep
-        """: by_function and recipe.rollout.overlong == "penalty",
+        """: by_function and penalises,
     }
 
 

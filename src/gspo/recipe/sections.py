@@ -406,7 +406,7 @@ class ActorConfig(Section):
         "token", "Correct by each token's ratio, or by its geometric mean over the sequence."
     )
     correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
-    correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
+    correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine. `kpop`: nats.")
     kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
     entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
     mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")

@@ -6,6 +6,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.model.load import token_id
+from gspo.recipe.published import PUBLISHED
 from gspo.recipe.schema import Recipe
 
 
@@ -34,7 +35,7 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, config: Any) -> list[str]:
     if not (shaping := rollout.shaping):
         return []
     weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
-    if actor.surrogate in ("minirl", "dppo"):
+    if PUBLISHED[actor.surrogate].weighs_by_engine:
         weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
     elif actor.correction != "none":
         weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
