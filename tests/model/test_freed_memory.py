@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,10 @@ def test_passes_need_few_new_pages_for_gradients_that_earlier_ones_had() -> None
         pages.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert pages[0] > 300  # of 4 KiB, or of 2 MiB where the kernel gives such
     assert pages[1] < pages[0] / 5
+
+
+def test_every_policy_on_a_cpu_has_it(new_policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("gspo.model.policy.keep_freed_memory", lambda: calls.append("kept"))
+    new_policy("llama")
+    assert calls == ["kept"]

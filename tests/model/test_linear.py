@@ -110,3 +110,20 @@ def test_a_whole_model_has_the_gradient_that_it_has_with_torchs_own_layers(
     (found * weights).sum().backward()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(*(gradient_of(policy.model) for policy in policies), rtol=1e-3, atol=1e-4)
+
+
+def test_with_avx2_alone_large_layers_are_onednns_where_they_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_onednn: list[torch.Size] = []
+    own = linear_layers._by_onednn
+
+    def noted(states: torch.Tensor, weight: torch.Tensor, *bias: Any) -> torch.Tensor:
+        by_onednn.append(weight.shape)
+        return own(states, weight, *bias)
+
+    monkeypatch.setattr(linear_layers, "_LEAST", 2**24)
+    monkeypatch.setattr(linear_layers, "_by_onednn", noted)
+    states, weight = torch.randn(3, 512), torch.randn(640, 512)
+    with torch.no_grad():
+        trained, decoded = linear(states, weight), linear(states, weight, decodes=True)
+    assert by_onednn == [weight.shape]
+    torch.testing.assert_close(trained, decoded, rtol=1e-4, atol=1e-4)

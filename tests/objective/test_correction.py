@@ -54,7 +54,7 @@ class Data:
 
 def furthest(logp: float, logq: float) -> float:
     """The larger divergence of two coins, in either direction."""
-    p, q = (min(math.exp(each), 1 - 1e-8) for each in (logp, logq))
+    p, q = (min(max(math.exp(each), 1e-8), 1 - 1e-8) for each in (logp, logq))
     return max(a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p)))
 
 
@@ -258,3 +258,11 @@ def test_opsm_drops_whole_sequences_of_negative_advantage_that_have_become_unlik
     assert torch.equal(result.per_sequence, torch.where(kept, plain.per_sequence, 0.0))
     slopes = [torch.autograd.grad(one.per_sequence.sum(), x)[0] for one in (result, plain)]
     assert torch.equal(slopes[0], torch.where(torch.tensor(expected), 0.0, slopes[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kpop_drops_what_has_no_finite_weight_and_tokens_that_only_one_would_draw(dtype: torch.dtype) -> None:
+    old = torch.tensor([0.0, -30.0, -torch.inf, 0.0, -20.0, -0.1], dtype=dtype)
+    engine = torch.tensor([0.0, -900.0, -torch.inf, -20.0, 0.0, -0.2], dtype=dtype)
+    weights = correction_weights(old, engine, torch.tensor([6]), "kpop")
+    assert weights.tolist() == pytest.approx([1, 0, 0, 0, 0, math.exp(0.1)], rel=1e-6)

@@ -83,6 +83,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             ["max_rl divides by the mean reward", "overlong: mask"],
         ),
         (
+            {"actor": {"advantage": "max_rl"}, "reward": [{"function": "math", "weight": -1}]},
+            ["max_rl divides by the mean reward", "no such weight"],
+        ),
+        (
             {"actor": {"advantage": "max_rl", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}},
             ["max_rl divides by the mean reward", "kl.place: loss"],
         ),

@@ -87,8 +87,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         for sample_rewards, segments in zip(rewards, given, strict=True)
     ]
     lengths = torch.tensor([len(sample_rewards) for sample_rewards in rewards])
-    lowest = float(torch.cat(rewards).nan_to_num(0.0).min())
-    if actor.advantage == "max_rl" and lowest < -EQUAL_NEAR_ZERO:
+    if actor.advantage == "max_rl" and (lowest := float(torch.cat(rewards).nan_to_num(0.0).min())) < -EQUAL_NEAR_ZERO:
         problem = f"max_rl divides by the mean of a group's rewards, and one is {lowest:g}"
         raise UserError(problem, where="actor.advantage", fix="give rewards of 0 or more, or set group_mean")
     advantages = token_advantages(

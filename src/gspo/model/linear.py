@@ -42,7 +42,7 @@ def linear(
     decodes: bool = False,
 ) -> Float[Tensor, "*rows N"]:
     """The states times the weights' transpose, plus the bias: with large weights by oneDNN, else as torch has it."""
-    # Never by the number of rows: a micro-batch that is cut in another way would be computed in another way.
+    # Never by the number of rows: another cut into micro-batches would change more than last digits.
     least = _LEAST_TO_DECODE if decodes else _LEAST
     is_plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.numel() >= least
     is_float = states.dtype == weight.dtype == torch.float32

@@ -86,6 +86,10 @@ def token_advantages(
     sequences = sequence_of_token(lengths, len(rewards))
     scored = ~torch.isnan(sequence_mean(rewards, lengths))
     earned = torch.where(scored[sequences], rewards, 0.0)
+    if kind == "max_rl":
+        if bool((earned < -EQUAL_NEAR_ZERO).any()):
+            raise ValueError("max_rl divides by the mean of a group's rewards: give rewards of 0 or more")
+        earned = earned.clamp(min=0)
     steps = torch.diff(places, append=places[-1:]).clamp(min=0).to(earned.dtype)  # 0 within a place
     to_go = discounted_sums(earned, lengths, torch.as_tensor(discount, dtype=earned.dtype) ** steps)
     by_place = _by_place(to_go, sequences, places, len(lengths))
@@ -102,8 +106,6 @@ def token_advantages(
 
     advantages = difference(members, leave_out=kind == "leave_one_out")
     if kind == "max_rl":
-        if bool((earned < -EQUAL_NEAR_ZERO).any()):
-            raise ValueError("max_rl divides by the mean of a group's rewards: give rewards of 0 or more")
         mean = torch.where(scored[sequences], to_go - advantages, 0.0)
         advantages = advantages / torch.where(mean > 0, mean, 1.0)
     if kind in ("group", "batch"):

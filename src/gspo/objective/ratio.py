@@ -51,7 +51,8 @@ def correction_weights(
 
     `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0. `geometric_mask`: 1 within
     [low, high], else 0. `kpop` (AReaL): ρ, but 0 where the chances to draw the token, as those of two coins, diverge by
-    more than `high` nats to either side. `decoupled`: ρ itself, for stale rollouts (arXiv 2110.00641, Eq. 10).
+    more than `high` nats to either side; that of two small chances may be large. `decoupled`: ρ itself, for stale
+    rollouts (arXiv 2110.00641, Eq. 10).
     `bounds` are (low, high); a bound of None does not bind. Bounds and level are as published unless they are given.
     The mean over a sequence's tokens is geometric: their product goes to 0 or infinity with the length. Raises
     ValueError for another method, for a level that the method does not have, and for tensors that do not fit.
@@ -74,6 +75,7 @@ def correction_weights(
         both = torch.stack([old_logprobs, sampler_logprobs]).detach().double()
         coins = both.exp().clamp(1e-8, 1 - 1e-8).unbind()
         inside = torch.maximum(_coin_divergence(*coins), _coin_divergence(*coins[::-1])) <= high
+        inside &= ratio.isfinite()
     else:
         inside = (ratio >= low) & (ratio <= high)
     return torch.where(inside, torch.ones_like(ratio) if method == "geometric_mask" else ratio, 0.0)

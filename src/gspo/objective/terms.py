@@ -130,7 +130,7 @@ def dppo(units: Units, settings: SurrogateSettings) -> Terms:
 
 
 def ipo(units: Units, settings: SurrogateSettings) -> Terms:
-    """rÂ, r = π_θ/π_engine, dropped where p has moved by more than δ, to whichever side (prime-rl, without its KL).
+    """rÂ, r = π_θ/π_engine, dropped where p has moved by more than δ, to whichever side (prime-rl; without a KL).
 
     Raises ValueError without the engine's log-likelihoods.
     """
@@ -159,7 +159,8 @@ def _from_sampler(units: Units, name: str) -> tuple[Float[Tensor, "M"], Float[Te
     """How far each token's probability is from the engine's, without a gradient, and the term π_θ/π_engine · Â."""
     sampler = _sampler_logprobs(units, name)
     moved = units.logprobs.detach().exp() - sampler.exp()
-    return moved, (units.logprobs - sampler).exp() * units.advantages
+    ratio = (units.logprobs - sampler).exp().where(units.advantages != 0, 1.0)  # 0 times an infinite one is NaN
+    return moved, ratio * units.advantages
 
 
 def _sampler_logprobs(units: Units, name: str) -> Float[Tensor, "M"]:

@@ -87,7 +87,7 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="none",
         advantage="group_mean",
     ),
-    "ipo": Published(  # prime-rl's own loss, pull request 3586; no paper
+    "ipo": Published(  # no paper; prime-rl, pull request 3586: 0.3 and no KL
         title="IPO", form="ipo", levels=("token",), token_range=(0.3, 0.3), length_norm="mean", advantage="group_mean"
     ),
     "minirl": Published(  # 2512.01374

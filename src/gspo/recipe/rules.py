@@ -150,6 +150,7 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
     drops_tokens = correction in ("mis", "icepop", "kpop") and actor.correction_level == "token"
+    kl_in_reward = kl.coefficient and kl.place == "reward"
     tunes_range, penalises = actor.clip_fraction is not None, recipe.rollout.overlong == "penalty"
     return {
         f"""actor.surrogate: {surrogate} has no level {level}: {ONLY.get(surrogate)};
@@ -173,9 +174,9 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: drops_tokens and (level == "sequence" or surrogate == "gmpo"),
         """actor.correction: kpop has one bound, correction_high, in nats; leave out actor.correction_low
         """: correction == "kpop" and low is not None,
-        """actor.advantage: max_rl divides by the mean reward, which a penalty for length or a KL may make negative;
-        set rollout.overlong: mask or keep, kl.place: loss, or advantage: group_mean
-        """: actor.advantage == "max_rl" and (penalises or (kl.coefficient and kl.place == "reward")),
+        """actor.advantage: max_rl divides by the mean reward, which a penalty for length, a KL or a weight below 0 may
+        make negative; set rollout.overlong: mask or keep, kl.place: loss, no such weight, or advantage: group_mean
+        """: actor.advantage == "max_rl" and (penalises or kl_in_reward or any(r.weight < 0 for r in recipe.reward)),
         f"""actor.correction_low {low} must be below correction_high {high}
         """: correction != "none" and low is not None and high is not None and low >= high,
         f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
@@ -188,7 +189,7 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: tunes_range and actor.updates_per_step == 1,
         """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
         and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
-        """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
+        """: kl_in_reward and actor.advantage == "group",
         """actor.kl.estimator: k1 in the loss: its expected gradient is 0; use k2 (the KL's own), k3 or place: reward
         """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
         f"""{name} divides as advantage: group does, not {actor.advantage}; set that, or reward_aggregation: sum
