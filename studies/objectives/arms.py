@@ -89,6 +89,7 @@ OBJECTIVES = (
     _published("sapo", "SAPO"),
     _published("luspo", "LUSPO"),
     _published("dppo", "DPPO"),
+    _published("ipo", "IPO (prime-rl)"),
     _published(
         "minirl",
         "MiniRL",
