@@ -5,6 +5,7 @@ import shutil
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from platform import libc_ver
 
 import pytest
 
@@ -21,7 +22,7 @@ MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 def needs(*parts: str) -> pytest.MarkDecorator:
     """Mark a test, a class or (as `pytestmark`) a file that is skipped where a part is missing: `@needs("sandbox")`.
 
-    A part is "sandbox", "vllm" (a server), "smollm2" (a real model), "root", a name of PROGRAMS or a module.
+    A part is "sandbox", "vllm" (a server), "smollm2" (a real model), "root", "glibc", a name of PROGRAMS or a module.
     """
     return pytest.mark.needs(*parts)
 
@@ -38,6 +39,8 @@ def missing(part: str) -> str:
     """Why no test can have the part; empty where it is there."""
     if part == "sandbox":
         return _why_no_sandbox()
+    if part == "glibc":
+        return "" if libc_ver()[0] == part else "the C library is not glibc"
     if part == "vllm":  # what `make vllm` has not finished is none
         has_one = "GSPO_VLLM_PYTHON" in os.environ or (VLLM / ".installed").exists()
         return "" if has_one else "no vLLM: `make vllm`"

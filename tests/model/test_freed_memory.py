@@ -1,11 +1,11 @@
 """What passes free, the next ones get: the kernel need not clear new pages for it."""
 
-import platform
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from tests.needs import needs
 
 _PAGES = """
 import resource, sys
@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what they like")
+@needs("glibc")  # other C libraries keep what they like
 def test_passes_need_few_new_pages_for_gradients_that_earlier_ones_had() -> None:
     pages = []
     for how in ("given back", "kept"):
