@@ -43,7 +43,7 @@ def missing(part: str) -> str:
         return "" if libc_ver()[0] == part else "the C library is not glibc"
     if part == "vllm":  # what `make vllm` has not finished is none
         has_one = "GSPO_VLLM_PYTHON" in os.environ or (VLLM / ".installed").exists()
-        return "" if has_one else "no vLLM: `make vllm`"
+        return missing("g++") if has_one else "no vLLM: `make vllm`"  # which compiles when it starts
     if part == "smollm2":
         return "" if (MODEL / "config.json").exists() else "no real language model: `make smollm2`"
     if part == "root":
