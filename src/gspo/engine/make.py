@@ -40,7 +40,7 @@ def engine_summary(recipe: Recipe) -> str:
 
 
 def check_engine(recipe: Recipe, *, device: torch.device, longest_sequence: int) -> None:
-    """UserError where the engine of the recipe cannot be used, or would compute something else; nothing is started."""
+    """Raise UserError where the recipe's engine cannot be used, or would compute something else; start nothing."""
     name = recipe.rollout.engine
     if name == "embedded":
         return

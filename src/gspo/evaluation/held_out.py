@@ -154,7 +154,7 @@ def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str])
     questions = [*by_prompt.values()]
 
     def over_questions(key: str, table: str | None = None) -> Estimate:
-        """Of a value of the responses, or one in a table of theirs, where there is one."""
+        """The mean over questions of a value of the responses, or one in a table of theirs, where there is one."""
         rows = [[(line[table] if table else line)[key] for line in own] for own in questions]
         return estimate([[number for number in row if number is not None] for row in rows])
 
@@ -211,7 +211,7 @@ def estimate(values: Sequence[Sequence[float | bool]]) -> Estimate:
 
 
 def _variance(values: Sequence[float | bool]) -> float:
-    """With n - 1. Infinite, or NaN, of numbers whose sums are: `statistics` and `**` raise there."""
+    """The variance, with n - 1. Of numbers with infinite sums it is so, or NaN: `statistics` and `**` raise there."""
     mean = sum(values) / len(values)
     return sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)
 

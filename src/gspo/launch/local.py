@@ -63,7 +63,7 @@ def run_processes(arguments: Sequence[str], number: int) -> int:
 
 
 def end_with_launcher() -> None:
-    """In a rank that was started here: a signal, as from a person, where the process that started it is gone."""
+    """Send a rank that was started here a signal, as from a person, where the process that started it is gone."""
     if HAS_LAUNCHER not in os.environ:
         return
 

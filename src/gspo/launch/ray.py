@@ -61,7 +61,7 @@ def run_on_ray(words: Sequence[str], job: RayJob, cluster: ClusterConfig, say: C
 
 
 class _Host(HostActor):
-    """On a node, as an actor of Ray: runs one rank, or a server, as a process of its own."""
+    """An actor of Ray's on a node: it runs one rank, or a server, as a process of its own."""
 
     def node(self) -> str:
         """The node."""
@@ -78,7 +78,7 @@ class _Host(HostActor):
         os.set_blocking(self._rank.stdout.fileno(), False)  # type: ignore[union-attr]
 
     def poll(self) -> tuple[int | None, str, bytes]:
-        """Its exit code, how it has ended where that is below zero, and what it has written since it was asked."""
+        """The process's exit code, how it has ended where that is below zero, and what it has written since asked."""
         code = self._rank.poll()
         return code, self._rank.how_ended() if (code or 0) < 0 else "", self._rank.stdout.read() or b""  # type: ignore[union-attr]
 
@@ -121,7 +121,7 @@ class _RayRank:
 
 @contextmanager
 def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[str]:
-    """To the cluster that the job names, or to a new one; yields a directory that nobody else may read."""
+    """Connect to the cluster that the job names, or to a new one; yields a directory that nobody else may read."""
     # Whoever reaches a cluster without a token can run anything on it.
     usual = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     usual |= {} if job.address else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -158,7 +158,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _placed(job: RayJob, cluster: ClusterConfig, say: Callable[[str], object]) -> Iterator[dict[str, Any]]:
-    """By their names: an actor for each rank, then one for each server."""
+    """The actors by their names: one for each rank, then one for each server."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -139,6 +139,6 @@ def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
 
 
 def _with_advantage(sample: Sample, advantages: Float[Tensor, "_"]) -> Sample:
-    """With one for the whole sample or one for each token; a sample that is masked gets none."""
+    """A sample with one advantage for the whole or one for each token; one that is masked gets none."""
     by_token = advantages.float() if len(advantages) > 1 and not sample.masked else None
     return replace(sample, advantage=0.0 if sample.masked else float(advantages.mean()), token_advantages=by_token)

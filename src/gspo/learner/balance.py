@@ -9,7 +9,7 @@ from gspo.model.shape import heads_of, inner_size
 
 
 def cost(num_tokens: int, attention_share: float) -> float:
-    """Of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
+    """The cost of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
     return num_tokens * (1 + num_tokens * attention_share)
 
 

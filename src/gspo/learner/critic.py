@@ -35,7 +35,7 @@ class Critic:
 
     @property
     def coefficient(self) -> float:
-        """Of the value loss: in a trunk of its own it would only scale the gradient, which Adam undoes."""
+        """The value loss's coefficient: in a trunk of its own it would only scale the gradient, which Adam undoes."""
         return self.settings.coefficient if self._own is None else 1.0
 
     def values(

@@ -12,7 +12,7 @@ from gspo.rollout.stop_strings import WatchedResponse
 
 
 class EngineOfRanks:
-    """Has all ranks sample, each with an embedded engine of its own, between two updates."""
+    """An engine that has all ranks sample, each with an embedded engine of its own, between two updates."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._description = trainer, trainer.make_engines()

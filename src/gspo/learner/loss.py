@@ -169,7 +169,7 @@ def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
 
 
 def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
-    """Summed over the sequences, by the experts that were used, replayed ones too."""
+    """The routers' balance loss, summed over the sequences, by the experts that were used, replayed ones too."""
     assert forward.likelihood.experts is not None
     used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
     rows = torch.cat([(sequence.experts or experts).row[sample.loss_mask] for sample, sequence, experts in used]).long()

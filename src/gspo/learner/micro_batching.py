@@ -82,7 +82,7 @@ def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple
 
 
 def places_of_ranks(learner: Learner, samples: Sequence[Sample], places: Sequence[int], number: int) -> list[list[int]]:
-    """Those of the places in the samples that each of a number of ranks computes: all have about as much to do."""
+    """The places in the samples that each of a number of ranks computes: all have about as much to do."""
     if number == 1:
         return [[*places]]
     costs = _costs(learner, [samples[place] for place in places])
@@ -106,7 +106,7 @@ def _halves(learner: Learner, samples: Sequence[Sample]) -> tuple[range, range]:
 
 
 def _costs(learner: Learner, samples: Sequence[Sample]) -> list[list[float]]:
-    """Of the samples, group by group."""
+    """The costs of the samples, group by group."""
     share = attention_share(learner.policy.model.config.get_text_config())
     groups = groupby(samples, key=lambda sample: sample.query.prompt_ids)
     return [[cost(sample.num_tokens + len(sample.query.prompt_ids), share) for sample in group] for _, group in groups]

@@ -218,7 +218,7 @@ def _add_gradient(master: Tensor, parameter: Tensor) -> None:
 def gradient_noise(
     first: Sequence[Float[Tensor, "..."]], whole: Sequence[Float[Tensor, "..."]], fraction: float
 ) -> Noise:
-    """From the gradient of the first half alone, a `fraction` of the sequences, and that of the whole mini-batch.
+    """Compare the gradient of the first half alone, a `fraction` of the sequences, with the whole mini-batch's.
 
     With ĝ₁, ĝ₂ the halves' own means over sequences, E[ĝ₁·ĝ₂] = |E g|², and f₁f₂|ĝ₁-ĝ₂|² is without bias the variance
     of the whole's (arXiv 1812.06162, Appendix A, for two halves).

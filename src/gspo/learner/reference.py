@@ -31,7 +31,7 @@ class RefreshedReference:
 
     @torch.no_grad()
     def step(self, num_steps: int) -> None:
-        """After so many steps of the run: refresh the reference where that is due."""
+        """Refresh the reference where that is due after so many steps of the run."""
         if self.settings.refresh_steps is None or num_steps % self.settings.refresh_steps:
             return
         self.steps_taken += 1  # first, so that an error within leaves a count that belongs to no safe point
@@ -41,7 +41,7 @@ class RefreshedReference:
             parameter.copy_(torch.lerp(before, policy, self.settings.refresh_weight).to(dtype))
 
     def state(self) -> dict[str, Tensor]:
-        """Its weights, no copies, and how often they were refreshed."""
+        """The reference's weights, no copies, and how often they were refreshed."""
         return {_STEPS: torch.tensor(self.steps_taken), **{name: p.detach() for name, p in self._own.items()}}
 
     @torch.no_grad()

@@ -43,7 +43,7 @@ def trained_rows(samples: Sequence[Sample]) -> Rows:
 
 
 def sequence_metrics(rows: Rows, num_mini_batches: int, actor: ActorConfig) -> Metrics:
-    """Of the step and of its parts; of the mini-batches, for the first one's ratio is 1 always."""
+    """The numbers of the step and of its parts; of the mini-batches, for the first one's ratio is 1 always."""
     by_mini_batch = [_where(rows, "mini_batch", number) for number in range(num_mini_batches)]
     by_length, *by_length_by_mini_batch = (
         [_where(part, "quarter", number) for number in range(len(_QUARTILES))] for part in (rows, *by_mini_batch)
@@ -112,7 +112,7 @@ def _share(rows: Rows, name: str) -> float:
 
 
 def _shares(parts: Sequence[Rows], name: str) -> list[float]:
-    """Of a column's sum, in the quarters that the whole step is divided into."""
+    """The shares of a column's sum in the quarters that the whole step is divided into."""
     sums = [sum(part[name]) for part in parts]
     return [fraction(quarter_sum, sum(sums)) for quarter_sum in sums]
 
@@ -125,7 +125,7 @@ def _effective_fraction(rows: Rows, *, by_token: bool) -> float:
 
 
 def _quantiles(values: Sequence[float], fractions: Sequence[float]) -> list[float]:
-    """Interpolated; NaN of nothing."""
+    """The quantiles, interpolated; NaN of nothing."""
     return torch.quantile(_tensor(values or [math.nan]), _tensor(fractions)).tolist()
 
 

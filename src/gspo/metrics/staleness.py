@@ -9,7 +9,7 @@ from gspo.types import Batch, Drawn, Timeline
 
 
 def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
-    """Of the tokens that are trained on; the groups that were too old have none."""
+    """The age of the tokens that are trained on; the groups that were too old have none."""
     tokens: Counter[int] = Counter()
     for sample in batch.samples:
         for version, count in sample.versions:

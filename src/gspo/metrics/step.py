@@ -222,7 +222,7 @@ def expert_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]
 
 
 def _expert_changes(reports: Sequence[MiniBatchReport]) -> Metrics:
-    """After each number of updates; of a batch's only update, on a sample."""
+    """The changes of experts after each number of updates; of a batch's only update, on a sample."""
     metrics: Metrics = {}
     if not math.isnan(mismatch := _changed_fraction(reports[0].activation)):
         metrics["mismatch/expert_fraction"] = mismatch

@@ -114,7 +114,7 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
 
 
 def _of_moves(history: Lines, actor: ActorConfig) -> Table:
-    """In the first steps: later a policy may have come to rest."""
+    """Diagnoses of the first steps' moves: later a policy may have come to rest."""
     tokens, low, high = (
         _mean(history, name) for name in ("response/mean_tokens", "ratio/sequence_min", "ratio/sequence_max")
     )

@@ -47,7 +47,7 @@ def token_likelihood(
 
 
 class _TokenLikelihood(torch.autograd.Function):
-    """Written by hand: autograd would keep the probabilities of all tokens, and one weight gradient for each chunk."""
+    """A gradient by hand: autograd would keep all tokens' probabilities, and a weight gradient for each chunk."""
 
     @staticmethod
     def forward(

@@ -51,7 +51,7 @@ def read_model(recipe: Recipe, texts: Iterable[str] = ()) -> ModelInputs:
 
 
 def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int) -> None:
-    """UserError where a sequence could change the table of positions that others beside it have; loads no weights."""
+    """Raise UserError where a sequence could change the positions' table of others beside it; load no weights."""
     limits = {"shortest": shortest, "longest": longest}
     check_positions(empty_model(recipe.model, config), **limits, where=recipe.model.path or "model.architecture")
     if recipe.actor.kl.coefficient and (named := recipe.actor.kl.reference):
@@ -60,7 +60,7 @@ def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int) -
 
 
 def quiet_transformers() -> None:
-    """From now on no progress bars or advice from transformers: errors come as ours."""
+    """Have transformers show no progress bars or advice from now on: errors come as ours."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns at every fork otherwise
     from transformers.utils import logging
 

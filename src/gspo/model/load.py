@@ -390,7 +390,7 @@ def _further_layers(config: Any) -> int:
 
 @contextmanager
 def _faults_named(path: str, problem: str = _NO_MODEL, fix: str | None = None) -> Iterator[None]:
-    """Whatever transformers raises within becomes a UserError about the place from which it loads."""
+    """Turn whatever transformers raises within into a UserError about the place from which it loads."""
     try:
         yield
     except UserError:

@@ -29,7 +29,7 @@ def check_padding(model: Any, trunk: Any) -> None:
 
 
 def check_positions(model: Any, *, shortest: int, longest: int, where: str) -> None:
-    """UserError where sequences of `shortest` to `longest` tokens change each other's table of positions in a pass.
+    """Raise UserError where sequences of `shortest` to `longest` tokens change each other's positions in a pass.
 
     The model need not have its weights: its rotary modules are made anew, for some keep the longest table so far.
     """
@@ -45,7 +45,7 @@ def check_positions(model: Any, *, shortest: int, longest: int, where: str) -> N
 
 
 def _tables(model: Any) -> Iterator[Callable[[int, int], Tensor]]:
-    """Of each rotary module, what a pass up to a position gives to the first ones, as a function of both numbers."""
+    """What a pass of each rotary module up to a position gives to the first ones, as a function of both numbers."""
     for module in model.modules():
         if not any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
             continue

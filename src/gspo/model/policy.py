@@ -228,7 +228,7 @@ def _by_sequence(
 
 
 def try_save(model: Any, tokenizer: Any, *, where: str) -> None:
-    """UserError where what is saved beside the weights cannot be: every step up to the first save would be lost."""
+    """Raise UserError where what lies beside weights cannot be saved: steps up to the first save would be lost."""
     with TemporaryDirectory() as directory:
         try:
             model.save_pretrained(directory, state_dict={})
@@ -252,8 +252,7 @@ def load_policy(
     `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe. With `sharding` all
     ranks have to call it.
     """
-    device = device_of(recipe.device)
-    if device.type == "cpu":
+    if (device := device_of(recipe.device)).type == "cpu":
         keep_freed_memory()
     torch.manual_seed(seed)
     config = load_config(recipe)

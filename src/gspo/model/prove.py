@@ -22,7 +22,7 @@ MISFITS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
 
 
 def probe_ids(trunk: Any, num_tokens: int = 8, *, first: int = 0) -> Int[Tensor, "N"]:
-    """Those of a proof's tokens from the `first` on: spread over the vocabulary, and all different in a large one.
+    """The ids of a proof's tokens from the `first` on: spread over the vocabulary, and all different in a large one.
 
     Neither its first nor its last eighth is used, where special tokens lie and rows that no text has trained: their
     states are so large that rounding alone is more than a proof allows.
@@ -66,7 +66,7 @@ def disagreement(
 
 
 def check_noiseless(model: Any, states: Callable[[], Tensor]) -> None:
-    """UserError where passes with gradients, as in training, do not have the states of the plain pass, each time."""
+    """Raise UserError where passes with gradients, as in training, do not always have the plain pass's states."""
 
     def trained(seed: int) -> Tensor:
         torch.manual_seed(seed)

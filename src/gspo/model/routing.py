@@ -109,7 +109,7 @@ class Routing:
 
 
 class _ReplacedTopK(TorchFunctionMode):
-    """Within a router's forward: the last top-k of K of E experts a token picks the given experts."""
+    """A mode for a router's forward: the last top-k of K of E experts a token picks the given experts."""
 
     def __init__(self, experts: Int[Tensor, "N K"], num_experts: int) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ NO_PACKS = "its attention does not understand packs"
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Over which ranks a model is spread, and what it computes in; what a rank keeps of it is in float32.
+    """The ranks that a model is spread over, and what it computes in; what a rank keeps of it is in float32.
 
     Example: Sharding(mesh=init_device_mesh("cpu", (2,)), dtype=torch.bfloat16)
     """

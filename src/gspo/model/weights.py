@@ -46,7 +46,7 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool 
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its least and largest number, NaN if there is one: without a tensor of its size beside it."""
+    """Tell by the least and the largest number, NaN if there is one: without a tensor of its size beside it."""
     return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
 
 

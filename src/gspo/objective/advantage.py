@@ -26,10 +26,10 @@ def group_advantages(
     `group`: (r - mean)/std of the group. `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783). `leave_one_out`: r - the
     mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). `max_rl`:
     (r - mean)/mean, for rewards of 0 or more (MaxRL, 2602.02710). A variance is divided by n - ddof; the paper leaves
-    the divisor open. The advantage is exactly 0 for a lone reward and where
-    all rewards of a group differ by less than `EQUAL` of the largest, or by less than `EQUAL_NEAR_ZERO`. A NaN reward
-    means "not scored": it does not count in its group, and its advantage is 0. Raises ValueError for another kind, for
-    shapes that do not fit, and for a negative reward with max_rl.
+    the divisor open. The advantage is exactly 0 for a lone reward and where all rewards of a group differ by less than
+    `EQUAL` of the largest, or by less than `EQUAL_NEAR_ZERO`. A NaN reward means "not scored": it does not count in its
+    group, and its advantage is 0. Raises ValueError for another kind, for shapes that do not fit, and for a negative
+    reward with max_rl.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards have the shape {list(rewards.shape)}: one a response, [B], and group_ids as many")
@@ -197,7 +197,7 @@ def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
 
 
 def whitened(advantages: Float[Tensor, "N"], counted: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Shifted and, unless they are equal, scaled: those that are counted have mean 0 and standard deviation 1.
+    """Shift and, unless they are equal, scale: those that are counted get mean 0 and standard deviation 1.
 
     All are NaN where none is counted.
     """

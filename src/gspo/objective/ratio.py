@@ -52,10 +52,10 @@ def correction_weights(
     `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0. `geometric_mask`: 1 within
     [low, high], else 0. `kpop` (AReaL): ρ, but 0 where the chances to draw the token, as those of two coins, diverge by
     more than `high` nats to either side; that of two small chances may be large. `decoupled`: ρ itself, for stale
-    rollouts (arXiv 2110.00641, Eq. 10).
-    `bounds` are (low, high); a bound of None does not bind. Bounds and level are as published unless they are given.
-    The mean over a sequence's tokens is geometric: their product goes to 0 or infinity with the length. Raises
-    ValueError for another method, for a level that the method does not have, and for tensors that do not fit.
+    rollouts (arXiv 2110.00641, Eq. 10). `bounds` are (low, high); a bound of None does not bind. Bounds and level are
+    as published unless they are given. The mean over a sequence's tokens is geometric: their product goes to 0 or
+    infinity with the length. Raises ValueError for another method, for a level that the method does not have, and for
+    tensors that do not fit.
     """
     check_name("method", method, [name for name in CORRECTIONS if name != "none"])
     published = CORRECTIONS[method]
@@ -87,13 +87,13 @@ def _coin_divergence(p: Float[Tensor, "N"], q: Float[Tensor, "N"]) -> Float[Tens
 
 
 def check_name(kind: str, name: str, names: Sequence[str]) -> None:
-    """Raises ValueError, which lists the names that there are, for a name that is none of them."""
+    """Raise ValueError, which lists the names that there are, for a name that is none of them."""
     if name not in names:
         raise ValueError(f"unknown {kind} {name!r}: {', '.join(names)}")
 
 
 def check_packed(lengths: Tensor, **tensors: Tensor | None) -> None:
-    """Raises ValueError, which says how to pack, for a tensor that has not one number a token of these sequences.
+    """Raise ValueError, which says how to pack, for a tensor that has not one number a token of these sequences.
 
     Lengths on the CPU are read without a wait for the GPU.
     """

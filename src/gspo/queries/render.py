@@ -63,7 +63,7 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
 
 
 def variable_notes(queries: Sequence[Query], tokenizer: Any, settings: QueriesConfig) -> list[str]:
-    """On variables that the chat template does not mention, and would ignore."""
+    """Notes on variables that the chat template does not mention, and would ignore."""
     names = dict.fromkeys(name for query in queries for name in _arguments(query, settings))
     template = str(getattr(tokenizer, "chat_template", None))
     unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]

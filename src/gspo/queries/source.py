@@ -119,7 +119,7 @@ def _read(path: str, queries: QueriesConfig, *, split: str) -> list[Row]:
 def procedural_rows(
     config: ProceduralConfig, *, seed: int | None, size: int, excluded: Collection[str] = ()
 ) -> list[Row]:
-    """Up to `size` distinct questions of a seed from a task of reasoning-gym, none of which is excluded.
+    """Draw up to `size` distinct questions of a seed from a task of reasoning-gym, none of which is excluded.
 
     Without a seed they are those that every seed holds out: they depend on the task and its options only.
     Raises UserError for an unknown task and for options that the task refuses.
@@ -214,7 +214,7 @@ def query_notes(rows: RowSet, queries: QuerySet, recipe: Recipe, tokenizer: Any)
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, Demonstration]]:
-    """Up to cold_start.rows pairs of row and completion, for the model to imitate, drawn by the recipe's seed.
+    """Draw up to cold_start.rows pairs of row and completion, for the model to imitate, drawn by the recipe's seed.
 
     Raises UserError for a file without completions and for a demonstrator that fails or returns no text.
     """

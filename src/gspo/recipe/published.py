@@ -98,12 +98,13 @@ PUBLISHED: Mapping[Name, Published] = {
     ),
 }
 
+_OF_A_TOKEN = "it bounds how far the probability of a token moves; that of a sequence is 0 to begin with"
 # Why an objective has a meaning at its own levels only.
 ONLY: Mapping[str, str] = {
     "ppo": "a value model gives an advantage to every token, and the ratio of a sequence takes one a sequence",
     "gmpo": "it clips the tokens within a sequence's geometric mean; clipped as a whole that mean is GSPO: clip",
-    "dppo": "it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
-    "ipo": "it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
+    "dppo": _OF_A_TOKEN,
+    "ipo": _OF_A_TOKEN,
     "minirl": "it is the first-order approximation of the sequence's objective by its tokens; at the sequence: clip",
     "reinforce": "it has no importance ratio, so none of a sequence either: all levels are the same",
 }

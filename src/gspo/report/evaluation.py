@@ -93,7 +93,7 @@ def _suite(name: str, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def _difference(first: Evaluation, second: Evaluation, suite: str) -> dict[str, Any] | None:
-    """Of the pass rates, second − first; `why` there is none."""
+    """The difference of the pass rates, second − first; `why` there is none."""
     if not all(suite in evaluation["suites"] for evaluation in (first, second)):
         return None
     try:

@@ -52,7 +52,7 @@ class RunFiles:
 
     @property
     def rollout_files(self) -> Mapping[int, Path]:
-        """By step."""
+        """The files of responses, by step."""
         return rollout_files(self.path)
 
     def last(self, *events: str) -> Mapping[str, Any]:

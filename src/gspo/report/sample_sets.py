@@ -89,7 +89,7 @@ class SampleSet:
 
     @property
     def state(self) -> Mapping[int, tuple[Path, State]]:
-        """By step its file, and what changes when that does."""
+        """The file of each step, and what changes when that does."""
         files = rollout_files(self.path, EVALUATION if self.evaluated else ROLLOUTS)
         return {step: (path, file_state(path)) for step, path in files.items()}
 
@@ -175,5 +175,5 @@ def _distribution(steps: Mapping[int, Step]) -> dict[str, Any]:
 
 
 def _short(number: float | None) -> float | None:
-    """To three digits: finer than any colour."""
+    """Round to three digits: finer than any colour."""
     return None if number is None else float(f"{number:.3g}")

@@ -140,7 +140,7 @@ def _read_value(value: Any, row: Mapping[str, Any]) -> ProgramTests:
 
 
 def _apps_tests(value: Mapping[str, Any]) -> list[CodeTest]:
-    """Of APPS, TACO, DeepCoder and verl: lists of inputs and outputs, and perhaps a function's name."""
+    """The tests of APPS, TACO, DeepCoder and verl: lists of inputs and outputs, and perhaps a function's name."""
     function, inputs, outputs = value.get("fn_name"), value["inputs"], value["outputs"]
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")

@@ -120,7 +120,7 @@ def _boxed_alone(text: str) -> str | None:
 
 
 def _statement(text: str) -> str:
-    """Without what follows the answer: a further sentence, or a reason."""
+    """Leave out what follows the answer: a further sentence, or a reason."""
     text = re.split(r"(?<=\S)\.(?=\s|\*|$)", text.strip("* \t"), maxsplit=1)[0].strip("* ")
     answer, *reason = re.split(r",?\s+(?:because|since|as|which|so|where)\s", text, maxsplit=1)
     return "" if reason and re.match(r"(?i)(?:is|was)\s+(?:not|wrong|incorrect|false)\b", reason[0]) else answer

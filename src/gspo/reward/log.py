@@ -81,7 +81,7 @@ class Log:
 
 
 def plain(value: Any) -> Any:
-    """Without numpy and torch, whose arrays of one number pass for that number."""
+    """A value without numpy and torch, whose arrays of one number pass for that number."""
     if not hasattr(value, "tolist"):
         return value
     number = value.tolist()
@@ -91,7 +91,7 @@ def plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Cell:
-    """As a file holds it: a number that is none, such as NaN, is null; anything else is text."""
+    """A value as a file holds it: a number that is none, such as NaN, is null; anything else is text."""
     value = plain(value)
     if value is None or isinstance(value, int | float):
         return value if value is not None and abs(value) <= MAX_NUMBER else None

@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class Sampler:
-    """Asks an engine for groups.
+    """What asks an engine for groups.
 
     Example: Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=0, step=1))
     """

@@ -80,7 +80,7 @@ def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], 
         return place + size, size < len(part)
 
     def characters(num: int) -> int:
-        """With an incomplete character, which may hide complete ones before it in the same run of bytes."""
+        """Count with an incomplete character, which may hide complete ones before it in the same run of bytes."""
         size, is_cut = whole_characters(num)
         return max(whole_characters(before)[0] for before in range(max(num - 3, 0), num + 1)) + 1 if is_cut else size
 

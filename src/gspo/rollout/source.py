@@ -241,6 +241,6 @@ class Source:
         return drawn.temperature != self.sampling.temperature or longest > self.sampling.max_new_tokens
 
     def _age(self, group: Group) -> int:
-        """In steps, of its oldest token."""
+        """The age of its oldest token, in steps."""
         oldest = min(version for sample in group.samples for version, _ in sample.versions)
         return -(-(self.version - oldest) // self.updates_per_step)

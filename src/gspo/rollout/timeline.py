@@ -29,7 +29,7 @@ class Spans:
                     self._closed.append((self._opened, time.monotonic()))
 
     def since(self, start: float) -> list[tuple[float, float]]:
-        """From a moment on until now, in seconds after it; what was over before is forgotten."""
+        """The spans from a moment on until now, in seconds after it; what was over before is forgotten."""
         with self._lock:
             self._closed = [span for span in self._closed if span[1] > start]
             spans = [*self._closed, *([(self._opened, time.monotonic())] if self._num_open else [])]

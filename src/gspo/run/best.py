@@ -53,7 +53,7 @@ def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlySt
 
 
 def check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
-    """UserError for a watched metric that no run of the recipe has; `sets` are evaluated beside the held-out one."""
+    """Raise UserError for a watched metric that no run of the recipe has; `sets` are beside the held-out one."""
     homes = [f"evaluation/{name}/" for name in (name_of_held_out(recipe), *sets)]
     general = [name for family in families() for name in family.metrics]
     names = [name.replace("evaluation/<set>/", home) for home in homes for name in general]

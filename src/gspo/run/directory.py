@@ -28,7 +28,7 @@ LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a ch
 
 
 class RunDirectory:
-    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed."""
+    """A writer of one run's recipe, logs, rollouts and models; locked against any other process until it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

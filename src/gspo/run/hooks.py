@@ -27,7 +27,7 @@ class Action(BaseModel):
 
 
 def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hook]:
-    """By name, the hooks of `recipe.hooks` and the one `given` from Python; UserError where one cannot be called."""
+    """Load the hooks of `recipe.hooks` by name, and the `given` one; UserError where one cannot be called."""
     hooks: dict[str, Hook] = {name: load_callable(name, where="hooks") for name in names}
     if given is not None:
         hooks["on_step"] = given

@@ -23,7 +23,7 @@ class Lock:
         os.register_at_fork(after_in_child=self.release)
 
     def check(self) -> None:
-        """To be asked before every write: RunError where the lock is no longer there, alone or with its directory.
+        """Raise RunError, before every write, where the lock is no longer there, alone or with its directory.
 
         Then another process may have the directory. Takes microseconds.
         """

@@ -43,7 +43,7 @@ def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
 
 
 def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> None:
-    """Where the run's directory is taken by one that has ended, rename that to `NAME.old-1`, or the next number."""
+    """Rename a run that has ended and takes the directory to `NAME.old-1`, or the next number."""
     if is_free(recipe.run_dir):
         return
     _check_replaceable(recipe)

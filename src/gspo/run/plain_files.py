@@ -47,7 +47,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def rollout_files(run: Path, folder: str = ROLLOUTS) -> dict[int, Path]:
-    """By step, the files of a run's responses; a copy beside them, under any other name, is none."""
+    """The files of a run's responses, by step; a copy beside them, under any other name, is none."""
     named = [(_STEP_FILE.fullmatch(path.name), path) for path in (run / folder).glob("step_*.jsonl")]
     return dict(sorted((int(name[1]), path) for name, path in named if name))
 

@@ -134,18 +134,9 @@ def load_inputs(
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
     sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)
-    asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
-    longest = longest_sequence(longest_recipe, queries, sets)
-    check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
-    check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
-    separator, probed = recipe.rollout.segment_separator, list[tuple[str, Score]]()
-    if trains:
-        options = {"state": TrainerState(max_steps=recipe.steps), "segment_separator": separator}
-        probed = [*probe(queries.train, queries.held_out, functions, tokenizer, **options)]
-    notes += set_notes(sets, set_rows)
-    judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
-    for asked_of, judges in [([*queries.train, *queries.held_out], functions), *judged]:
-        notes += own_answer_notes(asked_of, judges, tokenizer, segment_separator=separator)
+    _check_sequences(recipe, config, queries, sets, longest=longest_sequence(longest_recipe, queries, sets))
+    probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
+    notes += [*set_notes(sets, set_rows), *own_notes]
     if trains:
         notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *_setting_notes(recipe)]
     return Inputs(
@@ -163,6 +154,34 @@ def load_inputs(
         probed=probed,
         notes=notes,
     )
+
+
+def _check_sequences(
+    recipe: Recipe, config: Any, queries: QuerySet, sets: Sequence[EvaluationSet], *, longest: int
+) -> None:
+    """Raise UserError where the model or the engine does not take sequences of these lengths."""
+    asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
+    check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
+    check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
+
+
+def _try_functions(
+    recipe: Recipe,
+    functions: Sequence[RewardFunction],
+    queries: QuerySet,
+    sets: Sequence[EvaluationSet],
+    tokenizer: Any,
+    *,
+    trains: bool,
+) -> tuple[list[tuple[str, Score]], list[str]]:
+    """Return what the functions give the first row's answer and junk, and notes on own answers that they fail."""
+    options: dict[str, Any] = {"segment_separator": recipe.rollout.segment_separator}
+    probed, state = list[tuple[str, Score]](), TrainerState(max_steps=recipe.steps)
+    if trains:
+        probed = [*probe(queries.train, queries.held_out, functions, tokenizer, state=state, **options)]
+    judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
+    judged = [([*queries.train, *queries.held_out], functions), *judged]
+    return probed, [note for asked, judges in judged for note in own_answer_notes(asked, judges, tokenizer, **options)]
 
 
 def _setting_notes(recipe: Recipe) -> list[str]:

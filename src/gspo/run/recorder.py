@@ -54,7 +54,7 @@ def check_gap(line: Mapping[str, Any]) -> None:
 
 
 class Recorder:
-    """Writes what the steps of a run come to; `lines` are those of metrics.jsonl."""
+    """What writes down the steps of a run; `lines` are those of metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
         self.lines = run.directory.metrics()
@@ -173,7 +173,7 @@ class Recorder:
         return replace(progress, early_stop=early, best=best, ended=ended)
 
     def _evaluate(self, step: int) -> Metrics:
-        """On every set, one after the other; their responses are in one file."""
+        """Evaluate on every set, one after the other; their responses are in one file."""
         run, parts = self._run, self._run.parts
         if not parts.evaluation_sets:
             return {}

@@ -140,7 +140,7 @@ def step_line(line: Mapping[str, Any]) -> str:
 
 
 def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
-    """Of a step whose groups were sampled ahead: its tokens' age, what is ahead, who had nothing to do."""
+    """What a step says whose groups were sampled ahead: its tokens' age, what is ahead, who had nothing to do."""
     if "staleness/mean" not in line:
         return {}
     idle = [f"{who} {line[f'source/{who}_idle_fraction']:.0%}" for who in ("trainer", "engine")]

@@ -75,7 +75,7 @@ class Server:
             socket.send_fds(self._link, [json.dumps(header).encode()], files)
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """Its next message; ServerDiedError where there is none, TimeoutError where there is none in time."""
+        """Return the next message; ServerDiedError where there is none, TimeoutError where there is none in time."""
         self._link.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             if isinstance(said := json.loads(self._link.recv(MAX_REPLY_BYTES)), dict):

@@ -63,7 +63,7 @@ class InPlaceLayer(DynamicLayer):
         self._expose(width)
 
     def _move(self, end: int, rows: Int[Tensor, "K"] | None = None) -> None:
-        """Into new buffers with room for `end` tokens and, for growing copies, as many again, but never too many."""
+        """Move all into new buffers for `end` tokens and, for growing copies, as many again, but never too many."""
         room = max(end, min(2 * self._length + _SPARE_TOKENS, self._most))
         for place, buffer in enumerate(self._buffers):
             num_rows = len(buffer) if rows is None else len(rows)

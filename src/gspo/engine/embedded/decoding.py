@@ -130,7 +130,7 @@ class Rows:
 
     @property
     def mask(self) -> Bool[Tensor, "R T"] | None:
-        """True where a column is a token of the row; None: everywhere."""
+        """A mask that is True where a column is a token of the row; None: everywhere."""
         if not self.is_padded:
             return None
         return torch.arange(self.width, device=self.index.device) >= self.width - self.position
@@ -362,7 +362,7 @@ class Decoding:
         return rows, experts
 
     def _seen(self, prompts: Sequence[Sequence[int]]) -> Bool[Tensor, "P V"]:
-        """True at the tokens of each prompt."""
+        """A mask that is True at the tokens of each prompt."""
         seen = torch.zeros(len(prompts), len(self.policy.head.weight), dtype=torch.bool)
         for row, prompt in zip(seen, prompts, strict=True):
             row[list(prompt)] = True

@@ -44,7 +44,7 @@ class _Request:
 
 @dataclass(kw_only=True, eq=False)
 class _Pause:
-    """Between two tokens: the decoding thread waits while another replaces the weights."""
+    """A pause between two tokens: the decoding thread waits while another replaces the weights."""
 
     version: int
     begun: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +72,7 @@ class _Decoder:
 
     @property
     def num_tokens(self) -> int:
-        """Sampled so far."""
+        """The number of tokens sampled so far."""
         decoding = self._decoding
         return self._num_tokens + (decoding.num_tokens if decoding is not None else 0)
 
@@ -280,12 +280,12 @@ class EmbeddedEngine:
         assert not missing, "the copy has tensors that the policy lacks"
 
     def describe(self) -> Mapping[str, str]:
-        """By which means tokens are decoded: the fast decoder rounds in its own way."""
+        """Say by which means tokens are decoded: the fast decoder rounds in its own way."""
         slow = {"decoding": _SLOW[self._means]} if self._means in _SLOW else {}
         return {"engine": "embedded", "decoder written out": str(self._means is Means.FAST), **slow}
 
     def take_metrics(self) -> Mapping[str, float]:
-        """Nothing: there is no server to fail."""
+        """Return nothing: there is no server to fail."""
         return {}
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ class ServerApi(Protocol):
         ...
 
     def sample(self, request: SampleRequest) -> Request:
-        """Asks for completions of a prompt."""
+        """Ask for completions of a prompt."""
         ...
 
     def read(self, answer: Any, request: SampleRequest) -> list[Completion]:

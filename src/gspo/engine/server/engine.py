@@ -24,7 +24,7 @@ _MOST_FILES = 65_536  # open at once, where the system allows it: a process has 
 
 
 class ServerEngine:
-    """Asks servers to complete prompts, token ids in and token ids out."""
+    """An engine that asks servers to complete prompts, token ids in and token ids out."""
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class Fleet:
         return self.label_of(self.version)
 
     def versions(self, since: int) -> dict[str, int]:
-        """By their labels, the versions from one on that can be at work: up to the one that is published last."""
+        """The labels of the versions from one on that can be at work: up to the one that is published last."""
         return {self.label_of(version): version for version in range(since, self.version + 1)}
 
     def label_of(self, version: int) -> str:

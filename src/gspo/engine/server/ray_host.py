@@ -14,7 +14,7 @@ _SECONDS = 30.0  # for an answer
 
 
 class HostActor:
-    """On a node, as an actor of Ray: starts a server there, which ends with the actor."""
+    """An actor of Ray's on a node: it starts a server there, which ends with the actor."""
 
     def address(self) -> str:
         """The address of the node."""

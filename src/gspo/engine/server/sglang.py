@@ -115,7 +115,7 @@ class SglangApi:
         return {"engine version": version, "engine dtype": dtype}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
-        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
+        """Hand over weights. Nothing is sampled in between; what the cache holds is of others, and dropped."""
         folder = Path(paths[0]).parent  # SGLang loads all that is in it
         assert sorted(folder.glob("*.safetensors")) == sorted(map(Path, paths)), "other weights are there, too"
         mode = {"recompute": "retract", "keep": "in_place"}.get(self._at_publish, "abort")

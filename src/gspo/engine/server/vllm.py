@@ -167,7 +167,7 @@ class VllmApi:
         return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
-        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
+        """Hand over weights. Nothing is sampled in between; what the cache holds is of others, and dropped."""
         return [
             self.pause,
             Request(path="/collective_rpc", body={"method": "load_policy", "args": [list(paths)]}),

@@ -79,7 +79,7 @@ class Source:
             yield from layer.items()
 
     def close(self) -> None:
-        """From now on no thread gathers weights from other ranks: this one has other things to tell them."""
+        """Have no thread gather weights from now on from other ranks: this one has other things to tell them."""
         with self._turn:
             self._is_open = False
 
@@ -106,7 +106,7 @@ def connect(backend: str, source: Source, client: Any, *, url: str, num_workers:
 
 
 def _own_address(url: str) -> str:
-    """This machine's address, as the server at that URL sees it."""
+    """The address of this machine, as the server at that URL sees it."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as connection:
         address: str = connection.getsockname()[0]

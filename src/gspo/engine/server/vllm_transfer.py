@@ -47,7 +47,7 @@ class Client:
 
 
 class Transfer:
-    """Hands weights to one server after the other, each in a group of its own: one that fails takes no other along."""
+    """A sender of weights to one server after the other, each in its own group: one that fails takes no other along."""
 
     def __init__(self, policy: Policy, backend: str) -> None:
         self._policy, self._backend, self._source = policy, backend, Source(policy)

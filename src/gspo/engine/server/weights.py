@@ -42,7 +42,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def by_files(api: ServerApi, policy: Policy, directory: Path | None = None, **how: bool) -> Iterator[HandOver]:
-    """Has servers read the weights from files, in memory or in a directory; `how` is as in weights_by_layer."""
+    """Have servers read the weights from files, in memory or in a directory; `how` is as in weights_by_layer."""
     with in_directory(policy, directory, **how) if directory else in_memory(policy, **how) as paths:
 
         async def hand_over(client: httpx.AsyncClient, server: Server, label: str) -> None:

@@ -67,7 +67,7 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def rounded(value: Any) -> float | None:
-    """To the digits that a curve shows, which keeps the page small. None where it is no number."""
+    """Round to the digits that a curve shows, which keeps the page small. None where it is no number."""
     if not is_number(value):
         return None
     short = round(value, 6) if 0.5 < abs(value) < 2 else float(f"{value:.5g}")  # ratios move in millionths of 1
@@ -115,7 +115,7 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
 
 
 def _definitions(metrics: Iterable[str]) -> dict[str, tuple[str, str, str]]:
-    """By metric of the runs: the name under which it is defined, the text, and what is healthy."""
+    """The definitions by metric of the runs: the name under which it is defined, the text, and what is healthy."""
     defined = {name: definition for name in metrics if (definition := definition_of(name)) is not None}
     return {name: (general_name(name), definition.text, definition.healthy) for name, definition in defined.items()}
 

@@ -79,7 +79,7 @@ class Checkpointer:
 
     @property
     def _best(self) -> Best | None:
-        """By checkpoint.best, where it was the step that has just been finished."""
+        """The best value by checkpoint.best, where it was the step that has just been finished."""
         best = self.progress.best
         return best if best is not None and self.progress.position == Position(best.step) else None
 

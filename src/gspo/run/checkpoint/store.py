@@ -79,7 +79,7 @@ class Store:
         return self.root / position.name
 
     def positions(self) -> list[Position]:
-        """Of all checkpoints, whole or not, the oldest first."""
+        """The positions of all checkpoints, whole or not, the oldest first."""
         return sorted(filter(None, map(position_of, self._names())))
 
     def newest(self) -> Checkpoint | None:

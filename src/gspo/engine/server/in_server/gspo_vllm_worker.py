@@ -20,7 +20,7 @@ threading.Thread(target=end_with_supervisor, daemon=True).start()
 
 
 class Worker:
-    """Mixed into vLLM's worker."""
+    """A class that is mixed into vLLM's worker."""
 
     def load_policy(self, paths: list[str]) -> int:
         """Replace all weights by those of safetensors files; how many tensors they have.
@@ -74,7 +74,7 @@ def _load(worker: Any, paths: list[str]) -> None:
 
 
 def _pack_experts_again() -> None:
-    """On a CPU vLLM packs a mixture's experts at the first load only, and keeps those when weights are replaced."""
+    """Pack a mixture's experts after every load: on a CPU vLLM does so after the first, and keeps those."""
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as Method
 
     set_up = Method._setup_kernel
