@@ -11,7 +11,7 @@ from benchmarks.samples import scored
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.advantages import with_advantages
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_models
 from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
@@ -39,7 +39,7 @@ def main() -> None:
             critic = Critic(settings, policy, other if trunk == "own" else None, total_steps=actor.mini_batches)
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
         learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0, critic=critic)
-        batch = score_with_reference_and_critic(sampled, learner, other if reference else None)
+        batch = score_with_models(sampled, learner, other if reference else None)
         batch = compute_old_logprobs(with_advantages(batch, actor), learner)
         list(update(learner, batch))
         optimizer.close()

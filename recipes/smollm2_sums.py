@@ -6,7 +6,7 @@ python recipes/smollm2_sums.py   # writes smollm2_sums.jsonl and smollm2_sums_tr
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 WORDINGS = (
@@ -30,6 +30,12 @@ def last_number(completions: Sequence[str], answer: Sequence[str], **columns: ob
     """Return 1 for each response whose last number is the sum, else 0."""
     numbers = [re.findall(r"\d+", text.replace(",", "")) for text in completions]
     return [float(found[-1:] == [right]) for found, right in zip(numbers, answer, strict=True)]
+
+
+def worked(row: Mapping[str, str], rng: random.Random) -> str:
+    """Return the sum written out, for a cold start."""
+    first, second = re.findall(r"\d+", row["prompt"])
+    return f"{first} + {second} = {row['answer']}"
 
 
 def _write(name: str, wordings: Sequence[str], numbers: Iterable[int]) -> None:

@@ -27,7 +27,7 @@ SAMPLING, REWARD, EVALUATION = (
 )
 ROUND, APPRAISAL, LIKELIHOOD = (
     "gspo.run.collect._queries",
-    "gspo.learner.trainer.score_with_reference_and_critic",
+    "gspo.learner.trainer.score_with_models",
     "gspo.learner.trainer.compute_old_logprobs",
 )
 

@@ -32,6 +32,7 @@ class Query:
     text: str  # what the model reads (chat template applied)
     prompt_ids: tuple[int, ...]
     columns: Mapping[str, Any]  # the data's other columns: to the reward by name
+    teacher_ids: tuple[int, ...] = ()  # what a teacher reads in place of prompt_ids; empty: the same
     remarks: tuple[str, ...] = ()  # what one would not expect of how the prompt came to be
 
 
@@ -142,6 +143,7 @@ class Sample:
     score: Score | None = None
     # From the models beside the policy, where the recipe has them.
     reference_logprobs: Float[Tensor, "W"] | None = None
+    teacher_logprobs: Float[Tensor, "W"] | None = None
     values: Float[Tensor, "W"] | None = None  # of the state before each token
     # From the comparison with the group, or with the values.
     masked: bool = False  # scored, and part of the group's mean, but no part of the loss

@@ -18,6 +18,7 @@ from gspo.engine.engine import Prompt, Sampling
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped, UserError
 from gspo.interrupt import Interrupt
 from gspo.learner import trainer as learner
+from gspo.learner.models import Models
 from gspo.learner.optimizer import check_optimizer
 from gspo.learner.ranks import (
     gathered,
@@ -244,7 +245,7 @@ def _load(*failing: int) -> Callable[[], Any]:
     def load_models(*_: Any, **__: Any) -> Any:
         if rank() in failing:
             raise UserError(f"no file on rank {rank()}", where="model.path")
-        return None, None, None
+        return Models(policy=None)  # type: ignore[arg-type]
 
     def lead(trainer: Trainer) -> str:
         trainer.load(load_recipe(TINY), "a tokenizer")

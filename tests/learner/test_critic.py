@@ -10,7 +10,7 @@ from tests.samples import accumulated, changed, learner_of, sequence_of, sequenc
 from torch import Tensor
 
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_models
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import trained_samples
 from gspo.learner.optimizer import Optimizer
@@ -119,7 +119,7 @@ def test_values_do_not_depend_on_what_else_is_in_the_pass(
     sequences = sequences_of(batch)
     for tokens in (1, 30, 10**6):
         actor = actor_of(micro_batch_tokens=tokens, gradient_noise=tokens == 30)
-        scored = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), None)
+        scored = score_with_models(batch, learner_of(policy, actor, critic=critic), None)
         values_of = {index: s.values for index, s in enumerate(scored.samples) if s.values is not None}
         assert list(values_of) == [0, 1, 2, 3, 5, 6, 7, 8]
         for index, values in values_of.items():

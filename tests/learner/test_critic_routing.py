@@ -10,7 +10,7 @@ from tests.samples import learner_of, regrouped, scored, sequence_of
 from tests.sampling import sample_groups
 
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import score_with_reference_and_critic
+from gspo.learner.forward_passes import score_with_models
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood, response_states
 from gspo.recipe.sections import CriticConfig, RolloutConfig
@@ -69,7 +69,7 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
 ) -> None:
     policy = new_policy("qwen3_moe")
     critic, actor = critic_of(policy, None), actor_of(routing_replay=replay)
-    found = score_with_reference_and_critic(scored(groups, [1.0] * 6), learner_of(policy, actor, critic=critic), None)
+    found = score_with_models(scored(groups, [1.0] * 6), learner_of(policy, actor, critic=critic), None)
     values = {}
     with torch.no_grad():
         for replayed in (True, False):
@@ -84,7 +84,7 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
 def test_a_reference_chooses_its_experts_itself(new_policy: NewPolicy, actor_of: Any, groups: Any) -> None:
     policy, reference = new_policy("qwen3_moe"), new_policy("qwen3_moe", seed=5)
     batch, actor = scored(groups, [1.0] * 6), actor_of(routing_replay="engine")
-    found = score_with_reference_and_critic(batch, learner_of(policy, actor), reference)
+    found = score_with_models(batch, learner_of(policy, actor), reference)
     with torch.no_grad():
         expected = response_likelihood(reference, sequences_of(groups, replayed=False)).logprobs
     own = [s.reference_logprobs for s in found.samples if s.reference_logprobs is not None]

@@ -1,6 +1,7 @@
 """What a reference and a critic say of the rollouts: of those that are scored, at the temperature of sampling."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from tests.samples import learner_of, scored, sequence_of
 from tests.sampling import sample_groups
 
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import score_with_reference_and_critic
+from gspo.learner.forward_passes import score_with_models
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CriticConfig, RolloutConfig
-from gspo.types import Batch, Group
+from gspo.types import Batch, Group, Sample
 
 NewPolicy = Callable[..., Policy]
 REWARDS = [1.0, None, 0.0, 1.0, None, None, None, None, 0.5, 1.0, 0.0, None]
@@ -27,9 +28,9 @@ def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
 
 def appraised(groups: tuple[Group, ...], actor: Any, rewards: list[float | None] = REWARDS, **models: Any) -> Batch:
     batch = scored(groups, rewards)
-    models = {"reference": None, "critic": None, **models}
+    models = {"reference": None, "critic": None, "teacher": None, **models}
     learner = learner_of(models.pop("policy"), actor, critic=models["critic"], temperature=0.7)
-    return score_with_reference_and_critic(batch, learner, models["reference"])
+    return score_with_models(batch, learner, models["reference"], models["teacher"])
 
 
 def filled(batch: Batch, name: str) -> dict[int, torch.Tensor]:
@@ -62,6 +63,28 @@ def test_another_reference_says_its_own(groups: Any, new_policy: NewPolicy, acto
             expected = plain_logprobs(other, [sequence_of(sample)], 0.7)
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
         assert (logprobs - sample.sampler_logprobs).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 10**6])
+def test_a_teacher_says_its_own_of_the_same_tokens_behind_its_own_prompt(
+    micro_batch_tokens: int, groups: Any, new_policy: NewPolicy, actor_of: Any, plain_logprobs: Any
+) -> None:
+    def with_hint(sample: Sample, place: int) -> Sample:
+        query = sample.query if place == 1 else replace(sample.query, teacher_ids=(9, 9, 4, *sample.query.prompt_ids))
+        return replace(sample, query=query)
+
+    groups = tuple(
+        Group(samples=tuple(with_hint(sample, place) for sample in group.samples)) for place, group in enumerate(groups)
+    )
+    other, actor = new_policy("llama", seed=3), actor_of(micro_batch_tokens=micro_batch_tokens)
+    found = appraised(groups, actor, policy=new_policy(), teacher=other)
+    assert list(filled(found, "teacher_logprobs")) == [n for n, reward in enumerate(REWARDS) if reward is not None]
+    for index, logprobs in filled(found, "teacher_logprobs").items():
+        sample = found.samples[index]
+        read = replace(sequence_of(sample), prompt_ids=sample.query.teacher_ids or sample.query.prompt_ids)
+        with torch.no_grad():
+            torch.testing.assert_close(logprobs, plain_logprobs(other, [read], 0.7), rtol=0, atol=1e-5)
+        assert sample.query.prompt_ids == groups[index // 4].query.prompt_ids
 
 
 @pytest.mark.parametrize("trunk", ["own", "shared"])

@@ -10,7 +10,7 @@ from tests.mixtures import MIXTURES
 from tests.samples import accumulated, advantaged, learner_of, query_of, sample_of, sequence_of, updates
 
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_models
 from gspo.learner.loss import Denominators, denominators_of
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
@@ -76,7 +76,7 @@ def test_every_stage_speaks_of_the_written_tokens_alone(
         assert list(denominators_of(uneven, norm, 9).tokens.values()) == expected
     critic = Critic(CriticConfig(trunk="shared"), policy, None, total_steps=1)
     actor = actor_of(mini_batches=2, router_aux_loss=0.1, kl={"coefficient": 0.1}, routing_replay="policy")
-    batch = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), reference)
+    batch = score_with_models(batch, learner_of(policy, actor, critic=critic), reference)
     batch = batch.with_changed({s: replace(s, old_logprobs=None, returns=s.values) for s in batch.samples})
     batch = compute_old_logprobs(batch, learner_of(policy, actor))
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=2)

@@ -25,7 +25,7 @@ from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ, with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.objective import group_advantages, normalize_then_sum, token_advantages
-from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig, TeacherConfig
 from gspo.types import Batch, Group, Score
 
 LENGTHS = [[3, 1, 4], [2, 5, 1]]
@@ -135,6 +135,46 @@ def test_kl_in_the_reward_is_summed_over_the_response_before_groups_are_compared
     elsewhere = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k2", "place": "loss"})
     plain = advantaged(groups, SCORES, actor_of(advantage=kind))
     assert advantages_of(with_advantages(appraised(groups), elsewhere)) == advantages_of(plain)
+
+
+@pytest.mark.parametrize(("coefficient", "weight"), [(1.0, 1.0), (0.3, 2.0), (0.5, 0.0)])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_a_teachers_advantage_stands_beside_the_rewards_at_each_token(
+    coefficient: float, weight: float, by_token: bool, groups: Any, actor_of: Any
+) -> None:
+    actor, teacher = actor_of(**TOKEN), TeacherConfig(path="t", coefficient=coefficient, advantage_weight=weight)
+    scores: list[Any] = list(FLAT)
+    if by_token:
+        rewards = [drawn(length, 50 + n).double() for n, length in enumerate(ALL_LENGTHS)]
+        scores = [
+            None if flat is None else Score(reward=float(own.sum()), parts={}, token_rewards=own)
+            for flat, own in zip(FLAT, rewards, strict=True)
+        ]
+    plain = advantaged(groups, scores, actor, sampling=mask()).samples
+    said = [None if n == 2 else drawn(length, 90 + n) for n, length in enumerate(ALL_LENGTHS)]
+    batch = changed(scored(groups, scores), teacher_logprobs=said, **q_and_pi_of(groups))
+    taught = with_advantages(batch, actor, sampling=mask(), teacher=teacher).samples
+    for n, (before, sample) in enumerate(zip(plain, taught, strict=True)):
+        if n == 2 or sample.masked:
+            assert not sample.has_advantage
+            continue
+        own = token_advantages_of(before).tolist()
+        own = own if len(own) == ALL_LENGTHS[n] else own * ALL_LENGTHS[n]
+        pi, teachers = sample.engine_logprobs.tolist(), said[n].tolist()  # type: ignore[union-attr]
+        expected = [weight * a + coefficient * (t - q) for a, t, q in zip(own, teachers, pi, strict=True)]
+        assert token_advantages_of(sample).tolist() == pytest.approx(expected, abs=1e-6)
+        assert sample.advantage == pytest.approx(statistics.fmean(expected), abs=1e-6)
+        assert sample.reward == before.reward
+
+
+def test_without_a_teacher_what_it_said_counts_for_nothing(groups: Any, actor_of: Any) -> None:
+    batch = changed(scored(groups, FLAT), teacher_logprobs=[drawn(length, 5) for length in ALL_LENGTHS])
+    plain = advantages_of(with_advantages(batch, actor_of()))
+    assert advantages_of(with_advantages(batch, actor_of(), teacher=TeacherConfig())) == plain
+
+
+def q_and_pi_of(groups: Any) -> dict[str, Any]:
+    return {name: [s.sampler_logprobs + more for group in groups for s in group.samples] for name, more in Q_AND_PI}
 
 
 Q_AND_PI = (("sampler_logprobs", 0.3), ("full_logprobs", 0.0))  # the KL is that of π, whatever q tokens are drawn from

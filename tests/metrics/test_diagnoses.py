@@ -112,6 +112,10 @@ def test_the_sentences_give_the_number_and_the_key_to_change() -> None:
     assert "rollout.max_new_tokens" in found(response__truncated_fraction=0.4)["truncated"]
 
 
+def test_groups_of_equal_rewards_train_with_a_teacher() -> None:
+    assert found(group__zero_variance_fraction=1.0, teacher__kl=0.2) == {}
+
+
 def test_no_signal_says_on_which_side_the_task_lies() -> None:
     assert "easy" in found(group__zero_variance_fraction=0.9, reward__mean=0.95)["no_signal"]
     assert "hard" in found(group__zero_variance_fraction=0.9, reward__mean=0.02)["no_signal"]

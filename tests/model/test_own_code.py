@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.model.load import check_reference, fit_tokenizer, load_config, make_tokenizer
+from gspo.model.load import check_tokens, fit_tokenizer, load_config, make_tokenizer
 from gspo.model.policy import Policy, load_policy
 from gspo.queries.source import load_rows
 from gspo.recipe.load import make_recipe
-from gspo.recipe.sections import KlConfig, ModelConfig
+from gspo.recipe.sections import ModelConfig
 
 MODEL_CODE = """
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_a_tokenizers_code_is_refused_by_the_key_that_allows_it(own_tokenizer: P
 
 def test_a_reference_models_code_is_refused_too(own_model: Path, ran: Path) -> None:
     with pytest.raises(UserError, match=r"actor\.kl\.reference(.|\n)*model\.trust_remote_code: true"):
-        check_reference(KlConfig(coefficient=0.1, reference=str(own_model)), fit_tokenizer(["a"]))
+        check_tokens(str(own_model), fit_tokenizer(["a"]), where="actor.kl.reference")
     assert not ran.exists()
 
 

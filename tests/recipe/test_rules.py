@@ -136,6 +136,19 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1"]}}, "cluster": {"engines": 1}}, ["give one of the two"]),
         ({"rollout": {**VLLM, "vllm": {"devices": ["0"]}}, "cluster": {"engines": 1}}, ["leave out rollout.vllm.dev"]),
         ({"rollout": {**VLLM, "vllm": {"weights": "ipc"}}, "cluster": {"engines": 1}}, ["ipc stays within"]),
+        (
+            {"teacher": {"path": "t"}},
+            ["teacher gives every token an advantage", "(GSPO-token) or token"],
+        ),
+        ({"teacher": {"path": "t", "prompt": "Hint: {answer}"}}, ["teacher.prompt"]),
+        (
+            {"teacher": {"prompt": "{prompt} {answer}"}, "actor": TOKENS, "rollout": {"agent": "a.py:solve"}},
+            ["teacher.prompt with rollout.agent", "leave prompt out"],
+        ),
+        (
+            {"teacher": {"path": "t", "advantage_weight": 0}, "actor": TOKENS, "rollout": {"dynamic_sampling": True}},
+            ["drops groups that the teacher would train on"],
+        ),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )

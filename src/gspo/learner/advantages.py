@@ -8,9 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.errors import UserError
-from gspo.objective import advantages_and_returns, kl_estimate, normalize_then_sum, token_advantages
+from gspo.objective import (
+    advantages_and_returns,
+    distillation_advantages,
+    kl_estimate,
+    normalize_then_sum,
+    token_advantages,
+)
 from gspo.objective.advantage import EQUAL_NEAR_ZERO, whitened
-from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig, TeacherConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Batch, Group, Sample
 
@@ -21,12 +27,17 @@ def with_advantages(
     *,
     sampling: RolloutConfig | None = None,
     critic: CriticConfig | None = None,
+    teacher: TeacherConfig | None = None,
 ) -> Batch:
-    """A scored batch with the actor's advantages; a sample without a reward takes no part in its group."""
+    """A scored batch with the actor's advantages, and the teacher's.
+
+    A sample without a reward takes no part in its group, and is not taught.
+    """
     actor = actor or ActorConfig()
     masks = sampling is not None and sampling.overlong == "mask"
     batch = batch.with_changed({s: replace(s, masked=masks and s.finish_reason == "length") for s in batch.samples})
-    return _with_gae(batch, critic or CriticConfig(), actor) if actor.advantage == "gae" else _compared(batch, actor)
+    batch = _with_gae(batch, critic or CriticConfig(), actor) if actor.advantage == "gae" else _compared(batch, actor)
+    return batch if teacher is None or not teacher.is_on else _with_teacher(batch, teacher)
 
 
 def rewards_differ(
@@ -136,6 +147,20 @@ def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
     return batch.with_changed(
         {s: replace(_with_advantage(s, piece), returns=to_come.float()) for s, piece, to_come in rows}
     )
+
+
+def _with_teacher(batch: Batch, teacher: TeacherConfig) -> Batch:
+    """Each token's advantage with the teacher's beside it, as the recipe weighs the two."""
+    taught = dict[Sample, Sample]()
+    for sample in batch.samples:
+        if sample.teacher_logprobs is None:
+            continue
+        own = torch.tensor(sample.advantage) if sample.token_advantages is None else sample.token_advantages
+        # Of the policy that sampled the token; by the update's ratio it is that of π_old and π_θ.
+        gap = distillation_advantages(sample.engine_logprobs.double(), sample.teacher_logprobs.double())
+        advantages = teacher.advantage_weight * own.double() + teacher.coefficient * gap
+        taught[sample] = _with_advantage(sample, advantages)
+    return batch.with_changed(taught)
 
 
 def _with_advantage(sample: Sample, advantages: Float[Tensor, "_"]) -> Sample:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -13,24 +14,38 @@ from gspo.types import Batch, Sample
 Fields = dict[str, Any]  # those of a sample that a forward pass fills in
 
 
-def score_with_reference_and_critic(batch: Batch, learner: Learner, reference: Policy | None) -> Batch:
-    """The batch with reference log-likelihoods and values of every scored sample, where the recipe has such models."""
+def score_with_models(batch: Batch, learner: Learner, reference: Policy | None, teacher: Policy | None = None) -> Batch:
+    """The batch with what the models beside the policy say of every scored sample, where the recipe has such models.
+
+    That is the reference's and the teacher's log-likelihoods, and the critic's values. A teacher reads its own prompt.
+    """
     critic = learner.critic
 
-    def logprobs(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
-        assert reference is not None
+    def logprobs(model: Policy, name: str, sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
         free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
-        packed = response_likelihood(reference, free, temperature=learner.temperature).logprobs
-        return ({"reference_logprobs": row} for row in split_tokens(packed, sequences))
+        packed = response_likelihood(model, free, temperature=learner.temperature).logprobs
+        return ({name: row} for row in split_tokens(packed, sequences))
 
     def values(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
         assert critic is not None
         return ({"values": row} for row in split_tokens(critic.values(sequences), sequences))
 
-    for model, compute in ((reference, logprobs), (critic, values)):
-        if model is not None:
-            batch = _with_fields(batch, learner, [s for s in batch.samples if s.reward is not None], compute)
+    def scored() -> list[Sample]:
+        return [sample for sample in batch.samples if sample.reward is not None]
+
+    if reference is not None:
+        batch = _with_fields(batch, learner, scored(), partial(logprobs, reference, "reference_logprobs"))
+    if teacher is not None:
+        compute = partial(logprobs, teacher, "teacher_logprobs")
+        batch = _with_fields(batch, learner, scored(), compute, read=_as_teacher_reads)
+    if critic is not None:
+        batch = _with_fields(batch, learner, scored(), values)
     return batch
+
+
+def _as_teacher_reads(sample: Sample) -> Sample:
+    query = sample.query
+    return replace(sample, query=replace(query, prompt_ids=query.teacher_ids or query.prompt_ids))
 
 
 def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
@@ -62,7 +77,8 @@ def _with_fields(
     learner: Learner,
     samples: Sequence[Sample],
     compute: Callable[[Sequence[TokenSequence]], Iterable[Fields]],
+    read: Callable[[Sample], Sample] = lambda sample: sample,
 ) -> Batch:
-    """The batch with some of its samples' fields filled in by forward passes over them."""
-    rows = zip(samples, for_each_sample(learner, samples, compute), strict=True)
+    """The batch with some of its samples' fields filled in by forward passes over them, as they are to be read."""
+    rows = zip(samples, for_each_sample(learner, [*map(read, samples)], compute), strict=True)
     return batch.with_changed({sample: replace(sample, **fields) for sample, fields in rows})

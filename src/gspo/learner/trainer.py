@@ -17,9 +17,9 @@ from gspo.interrupt import signal_heard
 from gspo.learner import ranks
 from gspo.learner.advantages import with_advantages
 from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_models
 from gspo.learner.micro_batching import Learner
-from gspo.learner.models import load_models
+from gspo.learner.models import Models, load_models
 from gspo.learner.optimizer import Optimizer, StepReport
 from gspo.learner.reference import RefreshedReference
 from gspo.learner.sampling import completed
@@ -84,6 +84,7 @@ class Trainer:
     recipe: Recipe
     policy: Policy
     reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
+    _teacher: Policy | None
     _optimizer: Optimizer
     _learner: Learner
     _engine: Engine
@@ -139,11 +140,13 @@ class Trainer:
     def _load(self, recipe: Recipe, tokenizer: Any, **weights: Path | None) -> None:
         self.recipe = recipe
 
-        def load() -> tuple[Policy, Policy | None, Policy | None]:
+        def load() -> Models:
             self._tokenizer = self._tokenizer or tokenizer or make_tokenizer(recipe.model, ())
             return load_models(recipe, self._tokenizer, **weights)
 
-        self.policy, self.reference, self._value_trunk = ranks.on_all(load, UserError)
+        models = ranks.on_all(load, UserError)
+        self.policy, self.reference, self._value_trunk = models.policy, models.reference, models.value_trunk
+        self._teacher = models.teacher
 
     @by_all
     def begin(self, phase: Phase, saved: Path | None = None, *, copy_reference: bool = False) -> None:
@@ -194,9 +197,9 @@ class Trainer:
         )
         self._optimizer.factor = settings.learning_rate_factor
         with self.stage("appraisal"):
-            batch = score_with_reference_and_critic(batch, learner, self.reference)
+            batch = score_with_models(batch, learner, self.reference, self._teacher)
         with self.stage("advantage"):
-            batch = with_advantages(batch, actor, sampling=rollout, critic=recipe.critic)
+            batch = with_advantages(batch, actor, sampling=rollout, critic=recipe.critic, teacher=recipe.teacher)
         with self.stage("likelihood"):
             batch = compute_old_logprobs(batch, learner)
         with self.stage("update"):

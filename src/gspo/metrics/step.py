@@ -54,6 +54,7 @@ def step_metrics(
         **sequence_metrics(rows, len(reports), actor),
         **_update_metrics(reports),
         **_reference_metrics(samples, reports, actor),
+        **_teacher_metrics(samples),
         **_critic_metrics(samples, reports),
         **_mismatch_metrics(samples),
         **_sampling_metrics(sampled),
@@ -176,6 +177,12 @@ def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchRep
         by_mini_batch = [report.kl for report in reports]
         return {"reference/kl": mean(by_mini_batch), "reference/kl_by_mini_batch": by_mini_batch}
     return {"reference/kl": mean([float(gap.double().mean()) for gap in gaps])} if gaps else {}
+
+
+def _teacher_metrics(samples: Sequence[Sample]) -> Metrics:
+    """Return how far the policy is from its teacher; empty where it has none."""
+    gaps = [s.engine_logprobs - s.teacher_logprobs for s in samples if s.teacher_logprobs is not None]
+    return {"teacher/kl": mean([float(gap.double().mean()) for gap in gaps])} if gaps else {}
 
 
 def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:

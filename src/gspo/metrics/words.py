@@ -89,8 +89,9 @@ def early_diagnoses(history: Lines, actor: ActorConfig) -> dict[str, str]:
 def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     unscored, equal = _mean(recent, "reward/unscored_fraction"), _mean(recent, "group/zero_variance_fraction")
     is_unscored = unscored >= 0.2
-    # A value model learns from groups of equal rewards, too.
-    has_no_signal = not is_unscored and actor.advantage != "gae" and equal >= 0.75
+    # With a value model or a teacher, groups of equal rewards train, too.
+    has_own = actor.advantage == "gae" or not math.isnan(_mean(recent, "teacher/kl"))
+    has_no_signal = not is_unscored and not has_own and equal >= 0.75
     penalty = _mean(recent, "reward/overlong_penalty/mean")  # in the reward: no sign of being wrong
     is_solved = _mean(recent, "reward/mean") - (0.0 if math.isnan(penalty) else penalty) > 0.5
     side = "the task is solved, or too easy; end the run, or ask harder questions"

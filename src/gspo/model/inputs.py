@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.model.load import (
-    check_reference,
+    check_tokens,
     empty_model,
     load_config,
     make_tokenizer,
     max_positions,
+    models_beside,
     weights_left_out,
 )
 from gspo.model.neighbours import check_positions
@@ -40,23 +42,40 @@ class ModelInputs:
 def read_model(recipe: Recipe, texts: Iterable[str] = ()) -> ModelInputs:
     """Read the configuration and the tokenizer; a tokenizer that is fitted can write the texts.
 
-    UserError where the actor's settings, or the reference model, do not fit them.
+    UserError where the actor's settings, or a reference or teacher, do not fit them.
     """
     quiet_transformers()
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, texts)
-    check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    for where, path in models_beside(recipe).items():
+        check_tokens(path, tokenizer, where=where, trust_remote_code=recipe.model.trust_remote_code)
     return ModelInputs(config=config, tokenizer=tokenizer, notes=weights_left_out(config))
 
 
-def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int) -> None:
-    """Raise UserError where a sequence could change the positions' table of others beside it; load no weights."""
-    limits = {"shortest": shortest, "longest": longest}
-    check_positions(empty_model(recipe.model, config), **limits, where=recipe.model.path or "model.architecture")
-    if recipe.actor.kl.coefficient and (named := recipe.actor.kl.reference):
-        model = ModelConfig(path=named, trust_remote_code=recipe.model.trust_remote_code)
-        check_positions(empty_model(model, load_config(model)), **limits, where=f"actor.kl.reference: {named}")
+def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int, teachers_longest: int = 0) -> None:
+    """Raise UserError where a sequence is too long for a model, or could change the positions' table of others.
+
+    A teacher with a prompt of its own reads longer ones. No weights are loaded.
+    """
+    models = {recipe.model.path or "model.architecture": (recipe.model, config)}
+    for where, path in models_beside(recipe).items():
+        model = ModelConfig(path=path, trust_remote_code=recipe.model.trust_remote_code)
+        models[f"{where}: {path}"] = model, load_config(model)
+    teacher = f"teacher.path: {recipe.teacher.path}" if recipe.teacher.path else next(iter(models))
+    for where, (model, configuration) in models.items():
+        most, has = max(longest, teachers_longest * (where == teacher)), max_positions(configuration)
+        if model is not recipe.model or teachers_longest > longest:  # else the prompts were cut to its positions
+            _check_positions_suffice(most, has, where=where)
+        check_positions(empty_model(model, configuration), shortest=shortest, longest=most, where=where)
+
+
+def _check_positions_suffice(longest: int, positions: int | None, *, where: str) -> None:
+    if positions is not None and longest > positions:
+        what = f"it may read {longest} tokens of a prompt with its response, and has {positions} positions"
+        raise UserError(
+            what, where=where, fix="lower rollout.max_new_tokens, shorten the prompts, or name another model"
+        )
 
 
 def quiet_transformers() -> None:

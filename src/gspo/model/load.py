@@ -14,7 +14,8 @@ from gspo.errors import UserError, did_you_mean
 from gspo.model.lora import CONFIG, merge_adapter
 from gspo.model.prove import TOLERANCE, one_line
 from gspo.model.sharding import Sharding, not_shardable, shard
-from gspo.recipe.sections import KlConfig, ModelConfig, QueriesConfig
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ModelConfig, QueriesConfig
 
 MAX_LAYERS = 10_000
 _NO_MODEL = "no model can be loaded"
@@ -150,20 +151,27 @@ def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None
         raise UserError(problem, where=where, fix="use the tokenizer that belongs to the model (model.tokenizer)")
 
 
-def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
-    """Raise UserError where the KL term's reference model is absent or has another tokenizer; loads no weights."""
-    if not kl.coefficient or kl.reference is None:
-        return
-    where = f"actor.kl.reference: {kl.reference}"
+def models_beside(recipe: Recipe) -> dict[str, str]:
+    """The models that a recipe names beside its own, which read the same tokens: paths or hub ids by their keys."""
+    reference = recipe.actor.kl.reference if recipe.actor.kl.coefficient else None
+    named = {"actor.kl.reference": reference, "teacher.path": recipe.teacher.path}
+    return {name: path for name, path in named.items() if path is not None}
+
+
+def check_tokens(path: str, tokenizer: Any, *, where: str, trust_remote_code: bool = False) -> None:
+    """Raise UserError where a model beside the policy is absent or has another tokenizer; load no weights."""
+    where = f"{where}: {path}"
     try:
-        config = load_config(ModelConfig(path=kl.reference, trust_remote_code=trust_remote_code))
-        vocabulary = load_tokenizer(kl.reference, trust_remote_code=trust_remote_code).get_vocab()
+        config = load_config(ModelConfig(path=path, trust_remote_code=trust_remote_code))
+        vocabulary = load_tokenizer(path, trust_remote_code=trust_remote_code).get_vocab()
     except UserError as error:
         fix = error.fix or "name a directory with a model and its tokenizer, or a hub id"
         raise UserError(error.what, where=where, fix=fix) from None
-    if vocabulary != tokenizer.get_vocab() or config.get_text_config().vocab_size < len(tokenizer):
+    if vocabulary != (own := tokenizer.get_vocab()) or config.get_text_config().vocab_size < len(tokenizer):
+        others = sorted(own.items() ^ vocabulary.items(), key=lambda pair: pair[::-1])[:1]
+        which = "".join(f", such as {token!r}, number {number} in one of them" for token, number in others)
         fix = "name a model with the policy's own tokenizer, such as the one that the run started from"
-        raise UserError("its tokens are not the policy's", where=where, fix=fix)
+        raise UserError(f"its tokens are not the policy's{which}", where=where, fix=fix)
 
 
 def fit_tokenizer(texts: Iterable[str]) -> Any:

@@ -3,7 +3,13 @@
 Shapes: B sequences, N response tokens of all sequences packed one after another (lengths [B] sum to N).
 """
 
-from gspo.objective.advantage import advantages_and_returns, group_advantages, normalize_then_sum, token_advantages
+from gspo.objective.advantage import (
+    advantages_and_returns,
+    distillation_advantages,
+    group_advantages,
+    normalize_then_sum,
+    token_advantages,
+)
 from gspo.objective.auxiliary_losses import balance_loss, kl_estimate, value_loss
 from gspo.objective.ratio import correction_weights
 from gspo.objective.surrogate import Surrogate, surrogate
@@ -15,6 +21,7 @@ __all__ = [
     "advantages_and_returns",
     "balance_loss",
     "correction_weights",
+    "distillation_advantages",
     "group_advantages",
     "kl_estimate",
     "normalize_then_sum",

@@ -174,6 +174,20 @@ def advantages_and_returns(
     return advantages, advantages + values
 
 
+def distillation_advantages(logprobs: Float[Tensor, "N"], teacher_logprobs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """log π_teacher(y_t|…) - log π(y_t|…) of tokens that the policy π has sampled: on-policy distillation.
+
+    Its policy gradient is the negative gradient of KL(π‖π_teacher) at each token, given the tokens before it:
+    E[Â ∇log π] = -∇ Σ_v π_v log(π_v/π_teacher,v). What a token does to later ones is left out (discount 0), as in
+    MiniLLM's single-step part (arXiv 2306.08543, Eq. 5) and in GKD on the student's own outputs (2306.13649).
+    Raises ValueError where the shapes differ.
+    """
+    if logprobs.shape != teacher_logprobs.shape:
+        shapes = f"{list(logprobs.shape)} and {list(teacher_logprobs.shape)}"
+        raise ValueError(f"logprobs and teacher_logprobs are of the same tokens, not of shapes {shapes}")
+    return teacher_logprobs - logprobs
+
+
 def discounted_sums(
     values: Float[Tensor, "N"], lengths: Int[Tensor, "B"], discounts: Float[Tensor, "N"]
 ) -> Float[Tensor, "N"]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from gspo.errors import UserError, did_you_mean, writable
 from gspo.queries.render import remark_notes, render_all, variable_notes
 from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
+from gspo.queries.teacher import with_teacher_ids
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
@@ -176,6 +177,8 @@ def render_rows(
     queries, most, limit = recipe.queries, math.inf, ""
     render = partial(render_all, tokenizer=tokenizer, queries=queries)
     train, held_out = render(rows.train), render(rows.held_out)
+    if recipe.teacher.prompt is not None:
+        train = with_teacher_ids(train, rows.train, recipe.teacher.prompt, render)
     if max_positions is not None:
         most = max(0, max_positions - recipe.rollout.max_new_tokens)
         beside = f"beside the response's {recipe.rollout.max_new_tokens} ({length_key})"

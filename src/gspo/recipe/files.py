@@ -11,14 +11,14 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import names_file
 
 _PATHS = re.compile(
-    r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference|rollout\.\w+\.python"
+    r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference|teacher\.path|rollout\.\w+\.python"
     r"|evaluation\.suites\.([0-9]+|\+)(\.suite|\.queries\.path)?"
 )
 _FUNCTIONS = re.compile(
     r"(evaluation\.suites\.[0-9]+\.)?(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations"
     r"|rollout\.(tools(\.([0-9]+|\+))?|environment|agent)"
 )
-_MODELS = ("model", "actor")  # their keys name directories
+_MODELS = ("model", "actor", "teacher")  # their keys name directories
 
 
 def folders_of(path: Path) -> tuple[str, ...]:

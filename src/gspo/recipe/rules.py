@@ -65,6 +65,12 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.dynamic_sampling and actor.advantage == "gae",
         """reward: every function has weight 0, which measures only: there is nothing to train on
         """: rewards and not any(reward.weight for reward in rewards),
+        """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
+        model in teacher.path, and leave prompt out
+        """: recipe.teacher.prompt is not None and (rollout.agent or rollout.environment),
+        """teacher.advantage_weight: 0 with rollout.dynamic_sampling, which drops groups that the teacher would train
+        on; set dynamic_sampling: false
+        """: recipe.teacher.is_on and not recipe.teacher.advantage_weight and rollout.dynamic_sampling,
         """early_stop.metric needs early_stop.patience (values without a new best), early_stop.goal, or both
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
         """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
@@ -265,6 +271,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
+        ("teacher", "teacher.path or teacher.prompt"): recipe.teacher.is_on,
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
@@ -293,4 +300,6 @@ def _per_token(recipe: RecipeKeys) -> str:
     for i, reward in enumerate(recipe.reward):
         if reward.weight and reward.per != "response":
             return f"reward.{i}.per: {reward.per}"
+    if recipe.teacher.is_on:
+        return "teacher"
     return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""

@@ -456,6 +456,26 @@ class ActorConfig(Section):
         return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 
+class TeacherConfig(Section):
+    """A model that says how likely it finds each token of the policy's responses; off without path and prompt."""
+
+    path: PathText | None = key(
+        None, "A directory or hub id with a [teacher](../guides/teacher.md); by default, with `prompt`, the policy."
+    )
+    prompt: Annotated[str, Field(pattern=r"\{prompt\}")] | None = key(
+        None, "What the teacher reads in place of the prompt's text: `{prompt}` in it is that, `{name}` a column."
+    )
+    coefficient: PositiveFloat = key(1.0, "The weight of a token's log π_teacher/π as its advantage.")
+    advantage_weight: NonNegativeFloat = key(
+        1.0, "The weight of the advantage from rewards beside it; 0: the teacher alone, rewards are only measured."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Tell whether there is a teacher."""
+        return self.path is not None or self.prompt is not None
+
+
 class CriticOptimizerConfig(OptimizerConfig):
     lr: PositiveFloat = 1e-5
 
@@ -635,6 +655,7 @@ class RecipeKeys(Section):
     reward: Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)] = ()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     phases: tuple[PhaseConfig, ...] = ()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from gspo.model.head import MAX_LOGITS
-from gspo.model.load import empty_model
+from gspo.model.load import empty_model, load_config
 from gspo.model.lora import adapter_of, add_lora, has_adapter
 from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
 from gspo.model.shape import heads_of, inner_size
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ModelConfig
 from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
@@ -148,6 +149,7 @@ def _by_parameters(
         "moments": moments * trained,
         "value model": (kept * size + (masters + 8) * trunk) * has_critic,
         "reference": kept * size * has_reference,
+        "teacher": kept * _teacher_size(recipe),
     }
     copied = held["masters"] + held["moments"] + held["value model"] + held["reference"] * bool(actor.kl.refresh_steps)
     copied += (copied_masters - masters) * (trained + trunk)
@@ -157,6 +159,14 @@ def _by_parameters(
         "gradient's copy": 4 * trained * actor.gradient_noise / shards,
     }
     return held, update, copied / shards
+
+
+def _teacher_size(recipe: Recipe) -> int:
+    """The parameters of a teacher of its own."""
+    if recipe.teacher.path is None:
+        return 0
+    teacher = ModelConfig(path=recipe.teacher.path, trust_remote_code=recipe.model.trust_remote_code)
+    return _count(empty_model(teacher, load_config(teacher)))
 
 
 def _saved(model: Any, width: int) -> float:

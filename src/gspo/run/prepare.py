@@ -161,7 +161,10 @@ def _check_sequences(
 ) -> None:
     """Raise UserError where the model or the engine does not take sequences of these lengths."""
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
-    check_lengths(recipe, config, shortest=min(len(query.prompt_ids) for query in asked), longest=longest)
+    shortest = min(len(query.prompt_ids) for query in asked)
+    taught = [len(query.teacher_ids) for query in queries.train if query.teacher_ids]
+    teachers_longest = max(taught) + recipe.at_longest.rollout.max_new_tokens if taught else 0
+    check_lengths(recipe, config, shortest=shortest, longest=longest, teachers_longest=teachers_longest)
     check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
 
 

@@ -79,8 +79,8 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
         what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
         raise UserError(what, where="queries", fix=fix)
     if saved.manifest.get("base_sha256") != base_digest(recipe):
-        what = "the model's files are not those that the adapter was trained beside"
-        raise UserError(what, where=str(recipe.model.path), fix="restore them from a copy")
+        what = "the files of the model beside the adapter, or of the teacher, are not those that the run began with"
+        raise UserError(what, where=" or ".join(_beside(recipe)), fix="restore them from a copy")
     if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
@@ -162,13 +162,22 @@ def tokens_digest(queries: QuerySet) -> str:
 
 
 def base_digest(recipe: Recipe) -> str | None:
-    """SHA-256 over the files of the model that an adapter is trained beside; None of others, and of a hub's."""
-    if recipe.model.lora is None or not Path(str(recipe.model.path)).is_dir():
+    """SHA-256 over the files of the model that an adapter is trained beside, and of a teacher; None without either.
+
+    Those of a hub are not among them.
+    """
+    paths = [path for path in _beside(recipe) if Path(path).is_dir()]
+    if not paths:
         return None
-    places = {str(recipe.model.path), str(base_of(recipe.model.path))}  # it may be an adapter, too
+    places = {place for path in paths for place in (path, str(base_of(path)))}  # it may be an adapter, too
     kinds = ("config.json", "*.safetensors", "*.bin")
     files = [path for place in sorted(places) for kind in kinds for path in sorted(Path(place).glob(kind))]
     return digest(digest_of_file(path).encode() for path in files)
+
+
+def _beside(recipe: Recipe) -> list[str]:
+    paths = (None if recipe.model.lora is None else recipe.model.path, recipe.teacher.path)
+    return [path for path in paths if path is not None]
 
 
 def _changed_prompt(run: Path, queries: QuerySet) -> str:

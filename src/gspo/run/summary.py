@@ -86,7 +86,7 @@ def shown_tokens(tokenizer: Any, ids: Sequence[int]) -> str:
 
 def objective(recipe: Recipe) -> str:
     """The objective in a line: its ratio, its range, its advantages and its further terms."""
-    actor, rollout, kl = recipe.actor, recipe.rollout, recipe.actor.kl
+    actor, rollout, kl, teacher = recipe.actor, recipe.rollout, recipe.actor.kl, recipe.teacher
     ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
     scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
     parts = {
@@ -98,6 +98,7 @@ def objective(recipe: Recipe) -> str:
         f"correction {actor.correction}": actor.correction != "none",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
         f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
+        f"teacher: {teacher.path or 'the policy'}{' with its own prompt' if teacher.prompt else ''}": teacher.is_on,
         f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
         f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
         f"optimiser: {actor.optimizer.name}": actor.optimizer.name != "adamw",

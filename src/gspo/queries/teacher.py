@@ -1,0 +1,48 @@
+"""What a teacher reads in place of a prompt: a text with the prompt and columns that the policy does not see."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gspo.errors import UserError, listed
+from gspo.queries.row import Row
+from gspo.queries.template import with_text
+from gspo.types import Query
+
+
+def with_teacher_ids(
+    queries: Sequence[Query], rows: Sequence[Row], prompt: str, render: Callable[[Sequence[Row]], Sequence[Query]]
+) -> tuple[Query, ...]:
+    """The queries with what the teacher reads: their rows, in this text, rendered as the policy's own are.
+
+    Raises UserError where a row lacks a column that the text names.
+    """
+    taught = render([_taught(row, prompt) for row in rows])
+    return tuple(
+        replace(query, teacher_ids=teachers.prompt_ids) for query, teachers in zip(queries, taught, strict=True)
+    )
+
+
+def _taught(row: Row, prompt: str) -> Row:
+    """The row with the text in place of its prompt's; of chat messages, in place of the user's last."""
+    if isinstance(row.prompt, str):
+        return replace(row, prompt=_filled(row, prompt, row.prompt))
+    messages: list[dict[str, Any]] = [with_text(message, where=row.id) for message in row.prompt]
+    for message in reversed(messages):
+        if message["role"] == "user":
+            message["content"] = _filled(row, prompt, message["content"])
+            return replace(row, prompt=messages)
+    raise UserError("no message is the user's, so teacher.prompt has no place", where=row.id, fix="leave it out")
+
+
+def _filled(row: Row, prompt: str, text: str) -> str:
+    known = {**row.clean_columns, "prompt": text}
+
+    def value(name: re.Match[str]) -> str:
+        if known.get(name[1]) is None:
+            fix = f"name one of its columns: {listed(sorted(known))}"
+            raise UserError(f"teacher.prompt names {name[0]}, and the row has no such column", where=row.id, fix=fix)
+        return str(known[name[1]])
+
+    return re.sub(r"\{(\w+)\}", value, prompt)  # in one go: braces within the row's own texts are text
