@@ -15,6 +15,7 @@ from gspo import cli
 from gspo.engine.embedded.cache import in_place_cache
 from gspo.engine.embedded.fast_decode import read_tokens
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.torch_optimizers import torch_optimizers
 from gspo.model.packing import TokenSequence, pack
 from gspo.model.trunk import enable_packing, packed_pass
 from gspo.recipe.load import load_recipe, make_recipe
@@ -103,11 +104,22 @@ def test_what_is_frozen_has_weights_alone_and_other_optimisers_other_moments() -
     frozen = computed(model={"path": "m", "frozen": ["*embed_tokens*"]})["in the update"]
     assert frozen["weights"] == whole["weights"]
     assert frozen["gradient"] == whole["gradient"] - embedding and frozen["moments"] == whole["moments"] - 2 * embedding
-    muon = computed(actor={"optimizer": {"name": "torch.optim.Muon"}})["in the update"]
-    assert 2 * muon["moments"] == whole["moments"]
     kl = {"coefficient": 0.1, "refresh_steps": 2}
     copies = [computed(actor={"kl": own})["while sampling"]["checkpoint's copy"] for own in ({"coefficient": 0.1}, kl)]
     assert copies[1] - copies[0] == whole["weights"]
+
+
+@pytest.mark.parametrize("shape", [{}, {"tie_word_embeddings": True}, EXPERTS])
+def test_of_muon_embeddings_heads_norms_and_stacked_experts_have_two_moments(shape: dict[str, Any]) -> None:
+    tree = {"name": "m", "steps": 1, "model": {"path": "m"}, "actor": {"optimizer": {"name": "torch.optim.Muon"}}}
+    recipe, model, held = make_recipe(tree), model_of(**shape), 0
+    for own in torch_optimizers(model, dict(model.named_parameters()), recipe.actor.optimizer, where="here"):
+        for parameter in (parameter for group in own.param_groups for parameter in group["params"]):
+            parameter.grad = torch.ones_like(parameter)
+        own.step()
+        tensors = [tensor for kept in own.state.values() for tensor in kept.values() if torch.is_tensor(tensor)]
+        held += sum(tensor.nbytes for tensor in tensors if tensor.ndim)
+    assert memory_of(recipe, config_of(**shape), prompt_tokens=10, device=CPU)["in the update"]["moments"] == held
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 16])
@@ -146,6 +158,14 @@ def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> No
     assert whole == held * 32 / rows * (layers + 1) / layers
     evaluated = computed(evaluation={"num_queries": 100, "samples": 3})
     assert evaluated["while sampling"]["cache"] == whole * 300 / 32
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_servers_cache_is_not_the_trainers(engine: str) -> None:
+    alone, with_server = computed(), computed(rollout={"engine": engine})
+    assert with_server["in the update"] == alone["in the update"]
+    missing = alone["while sampling"].keys() - with_server["while sampling"].keys()
+    assert missing == {"cache", "token logits"}
 
 
 def test_an_engine_that_samples_while_the_policy_is_trained_has_weights_and_a_cache_beside_the_update() -> None:

@@ -26,8 +26,7 @@ def torch_optimizers(
     exempt = matching(settings.no_decay, masters, where=f"{where}.no_decay")
     parts: list[tuple[Any, Mapping[str, Any], list[str]]] = [(kind, settings.options, list(masters))]
     if issubclass(kind, torch.optim.Muon):
-        outside = _embeddings_and_heads(model)
-        matrices = [name for name, master in masters.items() if master.ndim == 2 and name not in outside]
+        matrices = matrices_of(model, masters)
         others = [name for name in masters if name not in matrices]
         parts = [(kind, settings.options, matrices), (torch.optim.AdamW, {}, others)]
     made: list[torch.optim.Optimizer] = []
@@ -38,6 +37,12 @@ def torch_optimizers(
         if groups := [group for group in (decaying, spared) if group["params"]]:
             made.append(owner(groups, **{**_own_arguments(owner, settings), **options}))
     return made
+
+
+def matrices_of(model: nn.Module, masters: Mapping[str, Tensor]) -> list[str]:
+    """The names of those of the masters that Muon steps: matrices that are no embedding and no head."""
+    outside = _embeddings_and_heads(model)
+    return [name for name, master in masters.items() if master.ndim == 2 and name not in outside]
 
 
 def _optimizer_class(settings: OptimizerConfig, *, where: str) -> Any:

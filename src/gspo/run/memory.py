@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import nn
 
+from gspo.learner.torch_optimizers import matrices_of
 from gspo.model.head import MAX_LOGITS
 from gspo.model.load import empty_model, load_config
 from gspo.model.lora import adapter_of, add_lora, has_adapter
@@ -24,7 +25,7 @@ from gspo.recipe.sections import ModelConfig
 from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
-_MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
+_MOMENTS = {"SGD": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
 Memory = Mapping[str, Mapping[str, float]]
 
@@ -86,7 +87,9 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     logits *= 8 if width == 2 and device.type == "cpu" else 4  # a CPU multiplies float32 copies
     update |= {"activations": activations, "logits": logits}
-    sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if rollout.is_in_trainer else 1)
+    sampling = {}
+    if rollout.engine == "embedded":  # a server has a cache of its own
+        sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if rollout.is_in_trainer else 1)
     if rollout.engine == "embedded" and not rollout.is_in_trainer:
         held |= {"engine's weights": weights, **sampling}
     if num_ranks > 1:
@@ -134,7 +137,6 @@ def _by_parameters(
     actor, shards = recipe.actor, 1 if recipe.trainer.sharding == "none" else num_ranks
     copied_masters = 4 if width < 4 else 0
     kept, masters = (width, copied_masters) if num_ranks == 1 else (4, 0)
-    moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
     if recipe.model.lora is not None:
         add_lora(model, recipe.model.lora, is_sharded=num_ranks > 1)
@@ -146,7 +148,7 @@ def _by_parameters(
     held = {
         "weights": kept * size,
         "masters": masters * trained,
-        "moments": moments * trained,
+        "moments": _moments(recipe, model),
         "value model": (kept * size + (masters + 8) * trunk) * has_critic,
         "reference": kept * size * has_reference,
         "teacher": kept * _teacher_size(recipe),
@@ -159,6 +161,16 @@ def _by_parameters(
         "gradient's copy": 4 * trained * actor.gradient_noise / shards,
     }
     return held, update, copied / shards
+
+
+def _moments(recipe: Recipe, model: Any) -> float:
+    """The bytes that the optimiser keeps of what it steps; what is not for Muon has AdamW's two moments."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    name = re.split("[.:]", recipe.actor.optimizer.name)[-1]
+    sizes = {name: parameter.numel() for name, parameter in trained.items()}
+    if name == "Muon":
+        return 8 * sum(sizes.values()) - 4 * sum(sizes[matrix] for matrix in matrices_of(model, trained))
+    return _MOMENTS.get(name, 8) * sum(sizes.values())
 
 
 def _teacher_size(recipe: Recipe) -> int:
