@@ -57,7 +57,7 @@ def case(new_policy: NewPolicy, query_of: Callable[..., Query]) -> Case:
     )
 
     def look() -> None:
-        if due and len(decoding.transcript._steps) == due[0]:
+        if due and decoding.transcript.num_steps == due[0]:
             moved(policy, due.pop(0))
             with torch.inference_mode(False):
                 models.append(copy.deepcopy(policy.model).double())

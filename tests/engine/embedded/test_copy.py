@@ -142,7 +142,7 @@ def decoded(policy: Policy, versions: Sequence[Weights], *, before: Sequence[int
     due, found = [*before], dict[int, Completion]()
 
     def look() -> None:
-        if due and len(decoding.transcript._steps) == due[0]:
+        if due and decoding.transcript.num_steps == due[0]:
             due.pop(0)
             version = len(before) - len(due)
             policy.model.load_state_dict(versions[version])

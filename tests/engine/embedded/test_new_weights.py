@@ -24,7 +24,7 @@ def decode(policy: Policy, keep_cache: bool, **shape: Any) -> tuple[list[Complet
     due = list(CHANGES)
 
     def look() -> None:
-        if due and len(decoding.transcript._steps) == due[0]:
+        if due and decoding.transcript.num_steps == due[0]:
             generator = torch.Generator().manual_seed(due.pop(0))
             for parameter in policy.model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))

@@ -10,7 +10,7 @@ import torch
 from tests.mixtures import MIXTURES, live_experts, sets
 from tests.sampling import generate, sample_groups
 
-from gspo.engine.embedded.decoding import Transcript
+from gspo.engine.embedded.transcript import Transcript
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig

@@ -68,7 +68,7 @@ def test_a_completion_is_handed_over_as_it_ends(
         prompts=[Prompt(ids=prompts[number // 2], key=number, max_new_tokens=LONGEST) for number in range(6)],
         sampling=Sampling(stop_ids=policy.stop_ids, record_experts=policy.routing is not None),
         max_rows=6,
-        put=lambda number, own: handed.__setitem__(number, (len(decoding.transcript._steps), own)),
+        put=lambda number, own: handed.__setitem__(number, (decoding.transcript.num_steps, own)),
     )
     with torch.inference_mode():
         decoding.generate()

@@ -2,7 +2,7 @@
 
 import torch
 
-from gspo.engine.embedded.decoding import Transcript
+from gspo.engine.embedded.transcript import Transcript
 
 TOKENS = [[5, 6, 7, 8], [5, 1, 7, 1], [9, 6, 1, 5], [5, 6, 7, 1], [1, 9, 9, 9], [9, 1, 1, 1]]
 
@@ -58,3 +58,17 @@ def test_those_alone_are_made_that_are_asked_for_and_a_text_ends_one_before_its_
     first, second, third = transcript.completions([0, 3, 5], [9, 1], {0: 2, 3: 1})
     assert [own.token_ids.tolist() for own in (first, second, third)] == [[5, 6], [5], [9]]
     assert first.finish_reason == second.finish_reason == "stop" and first.logprobs.tolist() == [0.0, -1 / 8]
+
+
+def test_completions_are_the_same_however_often_some_are_asked_for_on_the_way() -> None:
+    once, often = Transcript(), Transcript()
+    for position in range(4):
+        for transcript in (once, often):
+            sample(transcript, [5, 0, 3, 1], [position] * 4)
+            if position == 2:
+                transcript.change_weights(7, is_next_drawn=False)
+        assert len(often.completions([position % 2 * 5], [], {})[0].token_ids) == position + 1
+        assert often.tokens_of(torch.tensor([3]))[0] == TOKENS[3][: position + 1]
+    for own, other in zip(*(each.completions([0, 1, 3, 5], [], {5: 2}) for each in (once, often)), strict=True):
+        assert own.token_ids.tolist() == other.token_ids.tolist() and own.logprobs.tolist() == other.logprobs.tolist()
+        assert own.versions == other.versions == (((0, 2),) if len(own.token_ids) == 2 else ((0, 3), (7, 1)))

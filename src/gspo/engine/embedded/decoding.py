@@ -1,6 +1,6 @@
 """Decoding: completions of prompts, many side by side, with the policy's own weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
@@ -14,10 +14,10 @@ from transformers import DynamicCache
 from gspo.engine.embedded.cache import in_place_cache, is_in_place
 from gspo.engine.embedded.fast_decode import fast_decoder, read_tokens
 from gspo.engine.embedded.sampling import sample_tokens, uniform_numbers
+from gspo.engine.embedded.transcript import Transcript
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
 from gspo.model.policy import Policy
 from gspo.model.routing import traced
-from gspo.types import Experts
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
 # Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
@@ -35,81 +35,6 @@ class Means(IntEnum):
     OWN_MODULES = 1
     NO_PADDING = 2  # the model's own cache; only prompts of one length are side by side, and no others join them
     NO_CACHE = 3  # plain passes: all tokens are read again for each new one, those of one length side by side
-
-
-class Transcript:
-    """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose completion each is of."""
-
-    def __init__(self, version: int = 0) -> None:
-        self.prefixes: dict[int, Tensor] = {}  # the experts of a prompt's tokens but the last, where they are recorded
-        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []
-        self._versions = [version]  # of the weights
-        self._changes: list[int] = []  # before which of the steps the weights were others
-
-    def add(
-        self,
-        index: Int[Tensor, "R"],
-        token: Int[Tensor, "R"],
-        logprob: Float[Tensor, "R"],
-        full_logprob: Float[Tensor, "R"] | None = None,
-        experts: Integer[Tensor, "R L K"] | None = None,
-    ) -> None:
-        """One more token for each of the completions `index`, and the experts that the token before it was sent to."""
-        self._steps.append((index, token, logprob, full_logprob, experts))
-
-    def newest(self, count: int) -> Int[Tensor, "R n"]:
-        """The tokens that were added last, for the same completions."""
-        return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
-
-    def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
-        """Return all tokens of these completions so far."""
-        if not self._steps:
-            return [[] for _ in index]
-        owner, token = torch.cat([step[0] for step in self._steps]), torch.cat([step[1] for step in self._steps])
-        return [token[owner == number].tolist() for number in index]
-
-    def change_weights(self, version: int, *, is_next_drawn: bool) -> None:
-        """What is added from now on was drawn with the weights of this version, or what comes after the next tokens."""
-        self._versions.append(version)
-        self._changes.append(len(self._steps) + is_next_drawn)
-
-    def completions(
-        self, numbers: Sequence[int], stop_ids: Sequence[int], ends: Mapping[int, int]
-    ) -> Iterator[Completion]:
-        """The completions of these numbers, in ascending order.
-
-        One ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on beyond it
-        has sampled the rest for nothing.
-        """
-        *columns, full, recorded = zip(*self._steps, strict=True)
-        index, token, logprob = (torch.cat(column).cpu() for column in columns)
-        order = index.argsort(stable=True)
-        order = order[torch.isin(index[order], torch.tensor(numbers))]
-        index, token, logprob = index[order], token[order], logprob[order]
-        sizes = torch.tensor([len(column) for column in columns[0]])
-        step = torch.arange(len(sizes)).repeat_interleave(sizes)[order]
-        weights = torch.bucketize(step, torch.tensor(self._changes), right=True) if self._changes else step * 0
-        full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
-        experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
-        is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
-        start = 0
-        for number, num_sampled in zip(*(tensor.tolist() for tensor in index.unique(return_counts=True)), strict=True):
-            length = ends.get(number, num_sampled)
-            stopped = True in is_stop[start : start + length]
-            end = is_stop.index(True, start) + 1 if stopped else start + length
-            own_experts = None
-            if experts is not None:
-                own_experts = Experts(prefix=self.prefixes[number], row=experts[start:end].clone())
-            counts = weights[start:end].bincount(minlength=len(self._versions)).tolist()
-            yield Completion(
-                token_ids=token[start:end],
-                logprobs=logprob[start:end],
-                full_logprobs=None if full_logprob is None else full_logprob[start:end],
-                versions=tuple((version, n) for version, n in zip(self._versions, counts, strict=True) if n),
-                finish_reason="stop" if stopped or number in ends else "length",
-                experts=own_experts,
-            )
-            start += num_sampled
 
 
 @dataclass(kw_only=True)
@@ -272,7 +197,7 @@ class Decoding:
         numbers = sorted(ended.tolist())
         if numbers:
             with torch.inference_mode(False):  # gradients are computed with them
-                completions = [*self.transcript.completions(numbers, self.sampling.stop_ids, self._ends)]
+                completions = self.transcript.completions(numbers, self.sampling.stop_ids, self._ends)
             for number, completion in zip(numbers, completions, strict=True):
                 self.put(number, completion)
 
