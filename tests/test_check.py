@@ -280,3 +280,10 @@ def test_check_says_which_weights_are_left_out_or_cannot_be_trained(capsys: pyte
     edit(Path("model/config.json"), quantization_config={"quant_method": "awq", "bits": 4})
     assert cli.main(["check", str(TINY), *model]) == 2
     assert "quantised weights cannot be trained" in capsys.readouterr().err
+
+
+def test_a_gpu_by_its_number_is_refused_for_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(TINY), "model.device=meta:0", "--processes", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "model.device: meta:0: all 2 processes would compute on this one" in said
+    assert "set model.device: meta, of which each process takes its own" in said

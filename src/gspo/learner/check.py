@@ -1,7 +1,9 @@
 """Whether a recipe can be trained, as far as that shows without weights."""
 
+import re
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.learner.optimizer import check_optimizer
 from gspo.model.load import empty_model
 from gspo.model.lora import add_lora
@@ -23,6 +25,10 @@ def check_training(recipe: Recipe, config: Any, *, num_ranks: int = 1) -> list[s
     for where, optimizer in (settings | critics).items():
         if optimizer.name != "adamw" or optimizer.options:
             notes += check_optimizer(optimizer, where=where, device=device_of(model.device), num_ranks=num_ranks)
+    if num_ranks > 1 and re.fullmatch(r"(?!cpu).*:\d+", model.device):
+        what = f"all {num_ranks} processes would compute on this one"
+        fix = f"set model.device: {model.device.partition(':')[0]}, of which each process takes its own"
+        raise UserError(what, where=f"model.device: {model.device}", fix=fix)
     if num_ranks > 1:
         check_shardable(empty_model(model, config))
     if (
