@@ -1,13 +1,12 @@
 """What a teacher reads in place of a prompt: a text with the prompt and columns that the policy does not see."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.queries.template import with_text
+from gspo.queries.template import fill_in, with_text
 from gspo.types import Query
 
 
@@ -37,12 +36,4 @@ def _taught(row: Row, prompt: str) -> Row:
 
 
 def _filled(row: Row, prompt: str, text: str) -> str:
-    known = {**row.clean_columns, "prompt": text}
-
-    def value(name: re.Match[str]) -> str:
-        if known.get(name[1]) is None:
-            fix = f"name one of its columns: {listed(sorted(known))}"
-            raise UserError(f"teacher.prompt names {name[0]}, and the row has no such column", where=row.id, fix=fix)
-        return str(known[name[1]])
-
-    return re.sub(r"\{(\w+)\}", value, prompt)  # in one go: braces within the row's own texts are text
+    return fill_in(prompt, {**row.clean_columns, "prompt": text}, key="teacher.prompt", where=row.id)

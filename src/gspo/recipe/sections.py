@@ -13,7 +13,7 @@ from gspo.errors import writable
 from gspo.recipe.published import PUBLISHED, Advantage, Correction, LengthNorm, Level, Name, as_published
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
-CODE_SECONDS = 3600.0  # the limit of a call of the built-in reward `code`
+LONG_SECONDS = {"code": 3600.0, "judge": 600.0, "reward_model": 600.0}  # limits of a call of built-in rewards
 MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
 MAX_NAME_BYTES = 255  # of a file; what file systems take
 MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
@@ -358,17 +358,18 @@ class RewardConfig(Section):
     weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(
-        60.0, "The limit in seconds of one call, for a group (of a verifier: for each response); 3600 for `code`."
+        60.0,
+        "The limit in seconds of one call, for a group (of a verifier: for each response); 3600 for `code`, 600 for models.",
     )
     concurrent_calls: Positive | None = key(None, "Calls at once. By default one process a core, at most 8.")
     options: dict[str, Any] = key({}, "Further keyword arguments of the function.")
 
     @model_validator(mode="before")
     @classmethod
-    def _give_code_time(cls, value: Any) -> Any:
-        """A group's programs may take minutes for their tests; each test has a limit of its own."""
-        is_code = isinstance(value, dict) and value.get("function") == "code"
-        return {"time_limit_seconds": CODE_SECONDS, **value} if is_code else value
+    def _give_time(cls, value: Any) -> Any:
+        """A group's programs may take minutes for their tests, and models to load or to answer."""
+        limit = LONG_SECONDS.get(str(value.get("function"))) if isinstance(value, dict) else None
+        return value if limit is None else {"time_limit_seconds": limit, **value}
 
 
 class KlConfig(Section):

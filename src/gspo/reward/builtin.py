@@ -9,6 +9,7 @@ from typing import Any
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.callables import load_callable
 from gspo.reward.code_tests import is_blank
+from gspo.reward.judge import judge
 from gspo.reward.limits import within_cpu_limit
 from gspo.reward.marks import TAGGED, THINKING, behind_thoughts, gold_answer
 from gspo.sandbox.sandbox import Limits, Sandbox
@@ -238,6 +239,13 @@ def environment(
     return environment_rewards
 
 
+def reward_model(prompts: Sequence[Any], completions: Sequence[Any], *, path: str, **options: Any) -> list[float]:
+    """What a sequence classifier says of the prompt with the response: see reward_model.py."""
+    from gspo.reward.reward_model import reward_model as score  # which imports torch
+
+    return score(prompts, completions, path=path, **options)
+
+
 BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "exact_match": exact_match,
     "format": format_match,
@@ -246,7 +254,10 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "code": code,
     "environment": environment,
     "agent": environment,
+    "judge": judge,
+    "reward_model": reward_model,
 }
+ALONE = ("reward_model",)  # one process, for each has a model of its own
 VERIFIERS = ("math", "reasoning_gym", "code")  # they compute what others have written
 # Keyword arguments that the recipe alone sets; what else they take is a column of the data.
 OPTIONS: Mapping[str, Sequence[str]] = {
@@ -257,6 +268,8 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests", "thinking"),
     "environment": (),
     "agent": (),
+    "judge": ("url", "model", "prompt", "system", "pattern", "low", "high", "key", "tries", "requests", "body"),
+    "reward_model": ("path", "label", "batch_size", "device", "trust_remote_code"),
 }
 
 

@@ -15,7 +15,7 @@ from gspo.recipe.rules import refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
-from gspo.reward.builtin import BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
+from gspo.reward.builtin import ALONE, BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
 from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.code_tests import read_tests
 from gspo.reward.log import TrainerState
@@ -105,7 +105,7 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
 def _named_function(reward: RewardConfig, segment_separator: str | None, output: int) -> RewardFunction:
     name, call = reward.function, find_function(reward.function)
     _check_options(reward, call)
-    is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls
+    is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls or (1 if name in ALONE else None)
     host = Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier, output=output)
     return _made(reward, call, host, segment_separator)
 
