@@ -318,7 +318,7 @@ RUNS = {  # together, every part that logs numbers of its own
     ],
     "value model, KL in the loss, a reward that logs": [
         *("actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty", "reward=LOGS:right"),
-        "rollout.tools=[calculator]",
+        *("rollout.tools=[calculator]", "teacher.prompt='{prompt} {answer}'"),
     ],
     "dynamic sampling, corrections, KL in the reward": [
         "rollout.dynamic_sampling=true",

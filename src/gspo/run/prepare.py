@@ -263,7 +263,7 @@ def _fitting_texts(
 ) -> Iterable[str]:
     """Return what a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
-        yield from filter(None, (queries.template, queries.system))
+        yield from filter(None, (queries.template, queries.system, recipe.teacher.prompt))
     for row in (*rows.train, *rows.held_out, *(row for own in set_rows for row in own.rows)):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
