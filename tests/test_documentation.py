@@ -321,7 +321,7 @@ RUNS = {  # together, every part that logs numbers of its own
         *("rollout.tools=[calculator]", "teacher.prompt='{prompt} {answer}'"),
     ],
     "dynamic sampling, corrections, KL in the reward": [
-        "rollout.dynamic_sampling=true",
+        *("rollout.dynamic_sampling=true", "queries.sampler=difficulty"),
         "rollout.overlong=mask",
         "rollout.top_p=0.9",
         "actor.clip_fraction=0.15",

@@ -191,6 +191,19 @@ def test_an_error_once_a_reference_is_refreshed_saves_nothing_of_that_step(
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.options.pattern='7'", NO_EVALUATION)
 
 
+@pytest.mark.parametrize("how", ["alone", "in rounds", "ahead"])
+def test_broken_off_where_queries_are_drawn_by_their_difficulty(how: str, broken_off: Callable[..., Any]) -> None:
+    ahead = ("rollout.max_staleness=1", "rollout.in_turn=true")
+    keys = {"alone": (), "in rounds": DYNAMIC, "ahead": ahead}[how]
+    fixed = ("queries.sampler=difficulty", "actor.entropy_bonus=1e-3", NO_EVALUATION)  # no mini-batch is empty
+    recipe = recipe_of("broken", *fixed, *keys)
+    outcome = resumed_is_unbroken(recipe, [(REWARD, 1), (GRADIENT, 3), (SAMPLING, 5)], broken_off)
+    seen = [line["curriculum/seen_fraction"] for line in outcome.metrics]
+    assert 0 < seen[0] < seen[-1] < 1
+    rates = json.loads((newest() / "state.json").read_text())["pass_rates"]
+    assert {step for _, step in rates.values()} <= {1, 2, 3}
+
+
 def test_broken_off_in_a_round_of_dynamic_sampling_and_in_the_update_after_it(broken_off: Callable[..., Any]) -> None:
     recipe = recipe_of("broken", *DYNAMIC, "checkpoint.keep=1", "checkpoint.every=1")
     names, rests = [], []

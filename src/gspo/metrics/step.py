@@ -18,6 +18,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.sequences import sequence_metrics, trained_rows
+from gspo.queries.difficulty import PassRates
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 
@@ -65,6 +66,17 @@ def step_metrics(
         "throughput/generated_tokens_per_second": generated / max(seconds[sampling], 1e-9),
         "throughput/trained_tokens_per_second": sum(rows["num_tokens"]) / max(seconds["update"], 1e-9),
         "memory/peak_bytes": float(peak_bytes()),
+    }
+
+
+def curriculum_metrics(rates: PassRates, num_queries: int) -> Metrics:
+    """Return how much of the queries is known, and how hard they are for the policy."""
+    known = [rate for rate, _ in rates.values()]
+    return {
+        "curriculum/seen_fraction": len(known) / num_queries,
+        "curriculum/pass_rate": mean(known),
+        "curriculum/solved_fraction": mean([float(rate == 1) for rate in known]),
+        "curriculum/hopeless_fraction": mean([float(rate == 0) for rate in known]),
     }
 
 

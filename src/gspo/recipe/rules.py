@@ -271,6 +271,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
+        ("queries.shuffle", "queries.sampler: order"): recipe.queries.sampler == "order",
         ("teacher", "teacher.path or teacher.prompt"): recipe.teacher.is_on,
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",

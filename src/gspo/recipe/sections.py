@@ -238,6 +238,10 @@ class QueriesConfig(Section):
     max_prompt_tokens: Positive | None = key(None, "The longest prompt, in tokens; by default what the model can read.")
     overlong: Literal["error", "filter"] = key("error", "Longer prompts are an `error`, or left out (`filter`).")
     shuffle: bool = key(True, "Take the queries in a new order in each epoch.")
+    sampler: Literal["order", "difficulty"] = key(
+        "order",
+        "Each query once an epoch, or by [difficulty](../guides/data.md#order-steps-and-epochs).",
+    )
 
 
 class ServerConfig(Section):
@@ -359,7 +363,8 @@ class RewardConfig(Section):
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(
         60.0,
-        "The limit in seconds of one call, for a group (of a verifier: for each response); 3600 for `code`, 600 for models.",
+        "The limit in seconds of one call, for a group (of a verifier: for each response); 3600 for `code`, 600 for "
+        "`judge` and `reward_model`.",
     )
     concurrent_calls: Positive | None = key(None, "Calls at once. By default one process a core, at most 8.")
     options: dict[str, Any] = key({}, "Further keyword arguments of the function.")

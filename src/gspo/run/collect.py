@@ -9,6 +9,7 @@ from gspo import loop
 from gspo.engine.engine import LostError
 from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ
+from gspo.queries.difficulty import drawn_indices, weights_of
 from gspo.queries.order import query_indices
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.schema import Recipe
@@ -134,8 +135,12 @@ async def _score_ahead(run: Run, group: Group) -> Batch:
 
 
 def _queries(run: Run, number: int) -> list[Query]:
-    """The batch of that number in the order of the queries."""
+    """The batch of that number in the order of the queries, or as the sampler draws it now."""
     queries = run.parts.queries.train
+    if run.recipe.queries.sampler == "difficulty":
+        weights = weights_of(queries, run.progress.pass_rates, step=run.progress.steps)
+        options: dict[str, int] = {"queries_per_step": run.recipe.rollout.queries_per_step, "seed": run.recipe.seed}
+        return [queries[index] for index in drawn_indices(number, weights, **options)]
     shuffle = run.recipe.queries.shuffle and not run.parts.rows.num_streamed
     sizes = {"num_queries": len(queries), "queries_per_step": run.recipe.rollout.queries_per_step}
     return [queries[index] for index in query_indices(number, **sizes, seed=run.recipe.seed, shuffle=shuffle)]

@@ -208,6 +208,9 @@ def _read_rows(
     check_watched(recipe, [each.name for each in set_rows])
     num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
     rows = load_rows(recipe, given.queries, num_streamed=num_streamed)
+    if rows.num_streamed and recipe.queries.sampler == "difficulty":
+        fix = "leave it out, or give the rows as a list"
+        raise UserError("a stream's rows are taken as they come", where="queries.sampler: difficulty", fix=fix)
     # A resumed run that reads more of a stream draws its demonstrations where it drew them before.
     pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
     if saved is not None:

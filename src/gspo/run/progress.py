@@ -16,6 +16,7 @@ from torch import Tensor
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
+from gspo.queries.difficulty import PassRates
 from gspo.recipe.sections import RolloutConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import Position
@@ -37,6 +38,7 @@ class Progress:
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every sentence so far, by the diagnosis's name
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # of earlier versions
     reference_sha256: str | None = None  # of the weights that the reference model began with, where there is one
+    pass_rates: PassRates = field(default_factory=dict)  # where queries.sampler goes by them
     clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
     learning_rate_factor: float = 1.0  # of the schedule's rate; a hook may change it, and the temperature
     temperature: float | None = None  # of sampling; None: the recipe's

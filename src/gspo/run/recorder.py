@@ -18,9 +18,10 @@ from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, StepReport
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.staleness import source_metrics, staleness_metrics
-from gspo.metrics.step import evaluation_metrics, step_metrics
+from gspo.metrics.step import curriculum_metrics, evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
+from gspo.queries.difficulty import remembered
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ActorConfig
 from gspo.run.best import next_best, reason_to_stop
@@ -98,6 +99,11 @@ class Recorder:
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         if recipe.phases:
             line["phase"] = sum(phase.from_step <= step for phase in recipe.phases)
+        if recipe.queries.sampler == "difficulty":
+            sampled, threshold = [*batch.groups, *batch.dropped], recipe.evaluation.pass_threshold
+            rates = remembered(progress.pass_rates, sampled, threshold=threshold, step=step)
+            progress = replace(progress, pass_rates=rates)
+            line |= curriculum_metrics(rates, len(run.parts.queries.train))
         run.display.step(step, step_line(line))
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
