@@ -20,6 +20,7 @@ ORDER = [
     "merge",
     "track",
     "launch",
+    "importing",
     "cli",
     "__main__",
     "__init__",

@@ -158,7 +158,8 @@ def _add_arguments(command: argparse.ArgumentParser, table: dict[str, str]) -> N
             kind = number if value == "N" else Path if name == "--out" else str
             action = "append" if value.endswith("…") else "store"
             is_required = name in required
-            command.add_argument(name, type=kind, action=action, required=is_required, metavar=value, help=meaning)
+            names = ("-o", name) if name == "--out" else (name,)
+            command.add_argument(*names, type=kind, action=action, required=is_required, metavar=value, help=meaning)
 
 
 def _number(text: str, least: int) -> int:
@@ -220,12 +221,34 @@ def _init(options: Namespace) -> None:
         _note("\n".join(init(**_given(options))))
 
 
+def _import(options: Namespace) -> None:
+    import_recipe = import_module("gspo.importing.write").import_recipe
+    text, lines = import_recipe(Path(options.target), options.overrides)
+    if options.out is None:
+        print(printable("\n".join(lines)), file=sys.stderr)
+        _note(text.rstrip("\n"))
+        return
+    try:
+        with options.out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError("there is a file already", where=str(options.out), fix="name another after -o") from None
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}", where=str(options.out), fix="name another file"
+        ) from None
+    _note("\n".join([*lines, f"written: {options.out}; see it by: gspo check {options.out}"]))
+
+
 def _loaded(options: Namespace) -> "Recipe":
     """The recipe, and its files are there; nothing heavy is imported, for a mistake is to show at once."""
     from gspo.recipe.files import check_files
     from gspo.recipe.load import load_recipe
 
-    recipe = load_recipe(options.target, options.overrides)
+    try:
+        recipe = load_recipe(options.target, options.overrides)
+    except UserError as error:
+        raise import_module("gspo.importing.read").fault(options.target, options.overrides) or error from None
     check_files(recipe, options.target)
     return recipe
 
@@ -409,6 +432,7 @@ _COMMANDS: dict[str, Callable[[Namespace], int | None]] = {  # by the first word
     "get": _get,
     "merge": _merge,
     "init": _init,
+    "import": _import,
     "train": _train,
     "resume": _resume,
     "launch": _launch,

@@ -1,0 +1,1 @@
+"""Recipes made of the configurations of other libraries: AReaL, verl and TRL."""
