@@ -58,7 +58,7 @@ def _run(theirs: Theirs) -> list[Line]:
         epochs, every = get(f"{timer}.freq_epochs"), get(f"{timer}.freq_steps")
         if every or (epochs and rows):
             origin = f"{timer}.freq_steps" if every else f"{timer}.freq_epochs"
-            lines.append(line(key, every or epochs * (rows // queries), origin))  # type: ignore[operator]
+            lines.append(line(key, every or epochs * (rows // queries), origin))
     warmup = "actor.optimizer.warmup_steps_proportion"
     share = int(get(warmup) * steps.value) * updates
     lines.append(line("actor.optimizer.warmup_steps", share, warmup, note=f"of {steps.value} steps"))

@@ -75,6 +75,8 @@ class Theirs:
         return visible("; ".join([*parts, *[line.note] * bool(line.note)])).replace("\n", " ")
 
     def _by_default(self, key: str) -> str:
+        if isinstance(self.given.get(key), Computed):
+            return " (their default: the program computes it)"
         return "" if self.given.get(key) is not None else " (their default)"
 
 

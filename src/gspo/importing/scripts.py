@@ -18,7 +18,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _MAIN = re.compile(r"\s-m\s+[\w.]*main_(?:ppo|dapo)\b(.*)")
 _ARRAY = re.compile(r"^[ \t]*(\w+)=\([ \t]*\n(.*?)^[ \t]*\)", re.M | re.S)
-_ASSIGNED = re.compile(r"[ \t]*(?:export[ \t]+)?(\w+)=(.*)")
+_ASSIGNED = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)=("(?:[^"\\]|\\.)*"|.*)""", re.M)
 _TOKEN = re.compile(
     r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<space>\s+)|(?P<end>[|;&<>]|(?<!\S)\#)|\\?"""
     r"(?P<bare>\$\(\(.*?\)\)(?!\))|\$\([^)]*\)|\$\{(?:[^{}]|\{[^{}]*\})*\}|\$\w+|.)",
@@ -38,9 +38,8 @@ def shell_words(text: str) -> list[str] | None:
         return None
     arrays = {name: re.sub(r"(?m)(^|\s)#.*$", "", body) for name, body in _ARRAY.findall(text)}
     variables = {"HOME": "~", "PWD": ".", "@": "", "*": ""}
-    for line in _ARRAY.sub("", text[: call.start()]).splitlines():
-        if assigned := _ASSIGNED.match(line):
-            variables[assigned[1]] = next(_words(assigned[2], variables), "")
+    for name, value in _ASSIGNED.findall(_ARRAY.sub("", text[: call.start()])):
+        variables[name] = next(_words(value, variables), "")
     rest = re.sub(r'"?\$\{(\w+)\[@\]\}"?', lambda found: arrays.get(found[1], ""), call[1])
     words = [word for word in _words(rest, variables) if re.match(r"\+*[\w.@]+=", word)]
     return [Computed(word.replace(_UNKNOWN, "")) if _UNKNOWN in word else word for word in words]
@@ -58,7 +57,13 @@ def _words(text: str, variables: Mapping[str, str]) -> Iterator[str]:
             word = None
             continue
         inner = token["double"] if token["double"] is not None else token["bare"]
-        word = (word or "") + (token["single"] if inner is None else _expanded(inner, variables))
+        piece = token["single"] if inner is None else _expanded(inner, variables)
+        several = token["bare"] and piece.strip() and _UNKNOWN not in piece  # a variable may hold several words
+        *before, last = piece.split() if several else [piece]
+        for part in before:
+            yield (word or "") + part
+            word = ""
+        word = (word or "") + last
     if word is not None:
         yield word
 

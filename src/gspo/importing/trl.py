@@ -48,7 +48,8 @@ def translate(theirs: Theirs) -> Draft:
         )
     if "num_processes" not in theirs.given:
         notes.append("accelerate sets the number of processes; one is assumed: with 8, gspo import … num_processes=8")
-    if theirs.path.suffix == ".py" and "learning_rate" not in theirs.given and "num_generations" not in theirs.given:
+    own = {"per_device_train_batch_size", "learning_rate", "num_generations", "max_completion_length"}
+    if theirs.path.suffix == ".py" and own.isdisjoint(theirs.given):
         notes.append("arguments of the script's command line are added as key=value")
     return Draft(lines=tuple(lines), said=_said(theirs), notes=tuple(notes))
 
@@ -57,7 +58,7 @@ def _pieces(theirs: Theirs) -> tuple[int, int, tuple[str, ...]]:
     """Responses in a rollout batch, optimiser steps on it, and the keys that say so."""
     get = theirs.value
     device, gathered = get("per_device_train_batch_size") * get("num_processes"), get("gradient_accumulation_steps")
-    keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
+    keys: tuple[str, ...] = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     whole, steps = get("generation_batch_size"), get("steps_per_generation")
     keys += tuple(key for key in ("generation_batch_size", "steps_per_generation") if get(key))
     steps = steps or (max(whole // device, 1) if whole else gathered)
