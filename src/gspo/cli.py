@@ -223,7 +223,7 @@ def _init(options: Namespace) -> None:
 
 def _import(options: Namespace) -> None:
     import_recipe = import_module("gspo.importing.write").import_recipe
-    text, lines = import_recipe(Path(options.target), options.overrides)
+    text, lines = import_recipe(Path(options.target), options.overrides, (options.out or Path()).parent)
     if options.out is None:
         print(printable("\n".join(lines)), file=sys.stderr)
         _note(text.rstrip("\n"))

@@ -114,7 +114,7 @@ def _objective(theirs: Theirs) -> list[Line]:
         ("dual_clip", "actor.c_clip"),
     ):
         name, origins = (surrogate, (key,)) if get(key) else (name, origins)
-    lines = [line("actor.surrogate", name, *origins)]
+    lines = [line("actor.surrogate", name, *origins, note="" if origins else "AReaL's own loss")]
     lines.append(line("actor.length_norm", "mean", note="AReaL divides by the tokens of the mini-batch"))
     if name == "dual_clip":
         lines.append(line("actor.dual_clip", get("actor.c_clip"), "actor.c_clip"))

@@ -56,6 +56,7 @@ class Theirs:
     """
 
     path: Path
+    beside: str = ""  # the same path as the recipe has it
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
 

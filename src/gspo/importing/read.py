@@ -25,7 +25,10 @@ def read_theirs(path: Path, overrides: Sequence[str] = ()) -> tuple[str, dict[st
     if path.suffix == ".py":
         return "trl", {**python_arguments(text, where=str(path)), **dict(pairs)}
     words = None if path.suffix in (".yaml", ".yml", ".json") else shell_words(text)
-    tree: Any = {} if words is not None else read_yaml(text, where=str(path))
+    try:
+        tree: Any = {} if words is not None else read_yaml(text, where=str(path))
+    except UserError as error:
+        raise UserError(error.what, where=error.where, fix="correct it there, or name another file") from None
     pairs = [*(_pair(word) for word in words or ()), *pairs]
     kind = "verl" if words is not None else kind_of(tree)
     if kind is None:

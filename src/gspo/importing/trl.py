@@ -82,7 +82,8 @@ def _run(theirs: Theirs, queries: int, updates: int) -> list[Line]:
     rows = None if most else rows_of(data.get("path"))[0]
     steps = steps_line(most=most, epochs=get("num_train_epochs"), rows=rows, queries=queries, origins=ends)
     name = slug(str(get("output_dir") or theirs.path.stem).rstrip("/").rpartition("/")[2])
-    lines = [line("name", name, *["output_dir"] * bool(get("output_dir"))), steps]
+    named = line("name", name, "output_dir") if get("output_dir") else line("name", name, note="that of the file")
+    lines = [named, steps]
     ratio, betas = get("warmup_ratio"), ("adam_beta1", "adam_beta2")
     warmup = get("warmup_steps") or math.ceil((ratio or 0) * steps.value * updates)
     origin = "warmup_ratio" if ratio and not get("warmup_steps") else "warmup_steps"
@@ -134,7 +135,7 @@ def _reward(theirs: Theirs) -> list[Line]:
 
 def _own(theirs: Theirs, name: str) -> str:
     """A function or class, `module:name`, or of the file itself, as a recipe names it."""
-    return f"{theirs.path.name}{name}" if name.startswith(":") else name
+    return f"{theirs.beside}{name}" if name.startswith(":") else name
 
 
 def _turns(theirs: Theirs) -> list[Line]:

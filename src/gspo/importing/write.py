@@ -1,5 +1,6 @@
 """A recipe with the origin of each value beside it, and the list of what became of each key."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from gspo.recipe.yaml_text import Dumper, read_yaml
 _TRANSLATE = {"areal": areal.translate, "verl": verl.translate, "trl": trl.translate}
 
 
-def import_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
+def import_recipe(path: Path, overrides: Sequence[str] = (), folder: Path = Path()) -> tuple[str, list[str]]:
     """The text of a recipe that does what a file of AReaL, verl or TRL does, and the list of what became of its keys.
 
-    UserError where the file is none of these, or cannot be read.
+    The recipe is to lie in the folder. UserError where the file is of none of the three, or cannot be read.
     """
     kind, given = read_theirs(path, overrides)
     table = table_of(kind)
-    theirs = Theirs(path=path, given=given, defaults=table["defaults"])
+    theirs = Theirs(path=path, beside=os.path.relpath(path, folder), given=given, defaults=table["defaults"])
     own = _TRANSLATE[kind](theirs)
     lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines)}
     draft = Draft(lines=tuple(lines.values()), said=own.said, notes=own.notes)
