@@ -233,7 +233,7 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
     assert functions == ["trl.rewards:accuracy_reward", "paper.py:reward"]
     found = categories(lines)
     assert found["not known:"] == ["some_new_key"]
-    assert "  seed: drawn(): it is computed by the program: drawn()" in lines
+    assert "  seed: drawn(): it is computed by the program" in lines
     assert found["implied:"] == ["vllm_importance_sampling_mode"]  # there is no vLLM
 
 
@@ -249,6 +249,11 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
         ("num_processes=8 gradient_accumulation_steps=4", {"rollout.queries_per_step": 32, "actor.mini_batches": 1}),
         ("num_processes=8 generation_batch_size=256", {"rollout.queries_per_step": 32, "actor.mini_batches": 2}),
         ("mask_truncated_completions=true", {"rollout.overlong": "mask"}),
+        (
+            "use_vllm=true vllm_importance_sampling_mode=token_truncate",
+            {"actor.correction": "tis", "actor.correction_high": 3.0},
+        ),
+        ("use_vllm=true", {"actor.correction": "none"}),  # the product over a response has no counterpart
         ("weight_decay=0.1", {"actor.optimizer.no_decay": ["*norm*", "*.bias"]}),
         ("num_processes=8 max_steps=80 warmup_ratio=0.1", {"steps": 80, "actor.optimizer.warmup_steps": 8}),
     ],

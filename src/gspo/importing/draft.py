@@ -164,7 +164,7 @@ def sorted_out(theirs: Theirs, draft: Draft, table: Mapping[str, str]) -> dict[s
     for key, value in theirs.given.items():
         text = dict(draft.said).get(key) or said_of(key, table)
         if isinstance(value, Computed) and text != WHERE:
-            found[key] = ("not here", f"it is computed by the program: {short(value)}")
+            found[key] = ("not here", "it is computed by the program")
         elif key in to and key not in dict(draft.said):
             found[key] = ("translated", ", ".join(to[key]))
         elif not value and text not in (WHERE, UNKNOWN):

@@ -124,6 +124,12 @@ def _name(node: ast.AST) -> str:
     return getattr(node, "id", "") or getattr(node, "attr", "")
 
 
+def _option(call: ast.Call) -> str:
+    """The name in the namespace of what argparse's add_argument adds; empty for other calls."""
+    first = call.args[0] if call.args and _name(call.func) == "add_argument" else None
+    return str(first.value).lstrip("-").replace("-", "_") if isinstance(first, ast.Constant) else ""
+
+
 def _names(tree: ast.Module) -> dict[str, Any]:
     """What each name of the file stands for: the node that is first assigned to it, or `module:name` of a function."""
     names: dict[str, Any] = {}
@@ -131,6 +137,8 @@ def _names(tree: ast.Module) -> dict[str, Any]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             names |= {f"{name} changed": "changed"} if name in names else {name: node.value}
+        elif isinstance(node, ast.Call) and _option(node):
+            names |= {f"args.{_option(node)}": word.value for word in node.keywords if word.arg == "default"}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -147,7 +155,9 @@ def _literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of a literal, a name, a sum, or a load_dataset("path", split="train"); ValueError for others."""
+    """The value of a literal, a name, an option's default, a sum, or a load_dataset("path"); ValueError for others."""
+    if isinstance(node, ast.Attribute) and f"args.{node.attr}" in names:  # the default of an option of the script
+        return _value(names[f"args.{node.attr}"], {})
     if isinstance(node, ast.Name) and node.id in names:
         meant = names[node.id]
         others = {name: value for name, value in names.items() if name != node.id}  # a = a ends

@@ -39,9 +39,21 @@ def translate(theirs: Theirs) -> Draft:
     batches = _batches(theirs)
     updates = batches[1].value * get("num_iterations")
     lines = [*batches, *_run(theirs, batches[0].value, updates), *_data(theirs), *_reward(theirs), *_turns(theirs)]
-    lines += [*_objective(theirs), *_kl(theirs, updates), *_often(theirs, updates), *_lora(theirs)]
+    lines += [
+        *_objective(theirs),
+        *_kl(theirs, updates),
+        *_often(theirs, updates),
+        *_lora(theirs),
+        *_correction(theirs),
+    ]
     wanted = _pieces(theirs)[1] * get("num_iterations")
     notes = ratio_notes(get("importance_sampling_level"), wanted, batches[0].value)
+    if get("use_vllm") and get("vllm_importance_sampling_correction") and not _correction(theirs):
+        mode = get("vllm_importance_sampling_mode")
+        notes.append(
+            f"TRL's {mode} bounds the product over a response; with rollout.engine: vllm the nearest is "
+            "actor.correction=geometric_mask, and the embedded engine needs none"
+        )
     if get("loss_type") == "cispo" and get("epsilon_high") is None:
         notes.append(
             "cispo without epsilon_high caps every weight at epsilon, 0.2 in TRL: the published range is written"
@@ -212,6 +224,21 @@ def _often(theirs: Theirs, updates: int) -> list[Line]:
     lines += [line("evaluation.split", data["split"], "eval_dataset")] * isinstance(data.get("split"), str)
     samples = "num_generations_eval" if get("num_generations_eval") else "num_generations"
     return [*lines, line("evaluation.samples", get(samples), samples)]
+
+
+def _correction(theirs: Theirs) -> list[Line]:
+    """TRL weighs each token, or a whole response, by π_old/π_vLLM where vLLM samples."""
+    get, key = theirs.value, "vllm_importance_sampling"
+    mode, level = get(f"{key}_mode"), get("importance_sampling_level")
+    kind = {"token_truncate": "tis", "token_mask": "mis" if level == "token" else None}.get(mode)
+    if not (get("use_vllm") and get(f"{key}_correction") and kind):
+        return []
+    bounds = {end: theirs.first(f"{key}_clip_{name}", f"{key}_cap") for end, name in (("low", "min"), ("high", "max"))}
+    lines = [line("actor.correction", kind, "use_vllm", f"{key}_correction", f"{key}_mode")]
+    if kind == "mis" and get(bounds["low"]) is None:
+        lines.append(line("actor.correction_low", 1e-9, note="TRL has no lower bound"))
+    ends = ("low", "high") if kind == "mis" else ("high",)
+    return lines + [line(f"actor.correction_{end}", get(bounds[end]), bounds[end]) for end in ends if get(bounds[end])]
 
 
 def _lora(theirs: Theirs) -> list[Line]:

@@ -1,13 +1,14 @@
 """A recipe with the origin of each value beside it, and the list of what became of each key."""
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gspo.errors import UserError
+from gspo.errors import UserError, visible
 from gspo.importing import areal, trl, verl
 from gspo.importing.draft import CATEGORIES, FILL_IN, WHERE, Draft, Line, Theirs, same, short, sorted_out
 from gspo.importing.read import KINDS, read_theirs, table_of
@@ -23,20 +24,31 @@ def import_recipe(path: Path, overrides: Sequence[str] = (), folder: Path = Path
 
     The recipe is to lie in the folder. UserError where the file is of none of the three, or cannot be read.
     """
-    kind, given = read_theirs(path, overrides)
-    table = table_of(kind)
-    theirs = Theirs(path=path, beside=os.path.relpath(path, folder), given=given, defaults=table["defaults"])
-    own = _TRANSLATE[kind](theirs)
-    lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines)}
-    draft = Draft(lines=tuple(lines.values()), said=own.said, notes=own.notes)
-    head = f"# Made of {KINDS[kind]}'s {path.name} by: gspo import {' '.join([path.name, *overrides])}\n"
-    text = head + "".join(_sections(_tree(draft.lines), theirs))
+    kind, theirs, draft = _drafted(path, overrides, folder)
+    words = shlex.join(["gspo", "import", path.name, *overrides])
+    head = visible(f"# Made of {KINDS[kind]}'s {path.name} by: {words}").replace("\n", " ")
+    text = f"{head}\n" + "".join(_sections(_tree(draft.lines), theirs))
     try:
         make_recipe(read_yaml(text, where="the translation"), where=f"{path}, translated")
     except UserError as error:
         fix = f"give it another value: gspo import {path} key=VALUE, with the keys of {KINDS[kind]}"
         raise UserError(f"what it says has no counterpart: {error.what}", where=str(path), fix=fix) from None
-    return text, list(_listed(theirs, draft, sorted_out(theirs, draft, table["said"])))
+    return text, list(_listed(theirs, draft, sorted_out(theirs, draft, table_of(kind)["said"])))
+
+
+def categories_of(path: Path) -> dict[str, tuple[str, str]]:
+    """The category of each key of a file, and what is said of it."""
+    kind, theirs, draft = _drafted(path, (), Path())
+    return sorted_out(theirs, draft, table_of(kind)["said"])
+
+
+def _drafted(path: Path, overrides: Sequence[str], folder: Path) -> tuple[str, Theirs, Draft]:
+    kind, given = read_theirs(path, overrides)
+    table, beside = table_of(kind), os.path.relpath(path, folder)
+    theirs = Theirs(path=path, beside=beside, given=given, defaults=table["defaults"])
+    own = _TRANSLATE[kind](theirs)
+    lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines)}
+    return kind, theirs, Draft(lines=tuple(lines.values()), said=own.said, notes=own.notes)
 
 
 def _tree(lines: Iterable[Line]) -> dict[str, Any]:
