@@ -167,6 +167,9 @@ def run_gspo(words: Sequence[str], directory: Path) -> int:
     if command == "init":  # where it has not been run yet
         shutil.rmtree("elsewhere", ignore_errors=True)
         return cli.main([*words, "--out", "elsewhere"])
+    if command == "import":  # of a file that the reader has
+        shutil.copy(ROOT / "tests" / "importing" / "files" / f"areal_{recipe_path}", recipe_path)
+        return cli.main(list(words))
     if command == "launch":
         return cli.main(list(words))
     if command not in ("train", "check") or recipe_path.startswith("-"):

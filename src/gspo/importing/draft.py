@@ -154,7 +154,7 @@ def said_of(key: str, table: Mapping[str, str]) -> str:
     return next((text for text, name in patterns if fnmatchcase(key, name)), UNKNOWN)
 
 
-def sorted_out(theirs: Theirs, draft: Draft, table: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def sorted_out(theirs: Theirs, draft: Draft, table: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str]]:
     """The category of each key of the file, exactly one, with what is said of it."""
     to: dict[str, list[str]] = {}
     for line in draft.lines:
@@ -162,7 +162,7 @@ def sorted_out(theirs: Theirs, draft: Draft, table: Mapping[str, str]) -> dict[s
             to.setdefault(key, []).append(f"{line.key}: {short(line.value)}")
     found: dict[str, tuple[str, str]] = {}
     for key, value in theirs.given.items():
-        text = dict(draft.said).get(key) or said_of(key, table)
+        text = dict(draft.said).get(key) or said_of(key, {**table["said"], "implied": " ".join(table["same"].values())})
         if isinstance(value, Computed) and text != WHERE:
             found[key] = ("not here", "it is computed by the program")
         elif key in to and key not in dict(draft.said):

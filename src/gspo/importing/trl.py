@@ -6,6 +6,7 @@ from typing import Any
 
 from gspo.importing.draft import (
     FILL_IN,
+    WHERE,
     Draft,
     Line,
     Theirs,
@@ -258,6 +259,8 @@ def _said(theirs: Theirs) -> dict[str, str]:
         said["loss_type"] = "not here: it depends on the cut into micro-batches; length_norm: mean is the nearest"
     if str(get("lr_scheduler_type")) not in _SCHEDULES:
         said["lr_scheduler_type"] = "not here: actor.optimizer.schedule: linear is written; or cosine, constant"
+    if not _correction(theirs):
+        said["use_vllm"] = WHERE
     if not get("use_vllm"):
         for key in theirs.given:
             if key.startswith("vllm_importance_sampling_"):

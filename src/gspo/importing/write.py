@@ -33,13 +33,13 @@ def import_recipe(path: Path, overrides: Sequence[str] = (), folder: Path = Path
     except UserError as error:
         fix = f"give it another value: gspo import {path} key=VALUE, with the keys of {KINDS[kind]}"
         raise UserError(f"what it says has no counterpart: {error.what}", where=str(path), fix=fix) from None
-    return text, list(_listed(theirs, draft, sorted_out(theirs, draft, table_of(kind)["said"])))
+    return text, list(_listed(theirs, draft, sorted_out(theirs, draft, table_of(kind))))
 
 
 def categories_of(path: Path) -> dict[str, tuple[str, str]]:
     """The category of each key of a file, and what is said of it."""
     kind, theirs, draft = _drafted(path, (), Path())
-    return sorted_out(theirs, draft, table_of(kind)["said"])
+    return sorted_out(theirs, draft, table_of(kind))
 
 
 def _drafted(path: Path, overrides: Sequence[str], folder: Path) -> tuple[str, Theirs, Draft]:
