@@ -17,6 +17,9 @@ FILL_IN = "FILL IN"
 _ROWS = {"gsm8k": (7473, 1319), "math": (7500, 5000), "math-lighteval": (7500, 5000), "tldr": (116_722, None)}
 
 
+_CONDITION = re.compile(r"(?P<sign>[~!]?)(?P<key>[\w.*]+)(?:(?P<equals>!?=)(?P<values>.*))?")
+
+
 class Computed(str):
     """The source of a value that only the program or the shell can work out."""
 
@@ -96,6 +99,43 @@ def same(theirs: Theirs, table: Mapping[str, str]) -> list[Line]:
     """A line for each key that means the same here, where it has a value: ours, and the names of theirs."""
     keys = [(ours, theirs.first(*names.split())) for ours, names in table.items()]
     return [line(ours, theirs.value(key), key) for ours, key in keys if theirs.value(key) is not None]
+
+
+def ruled(theirs: Theirs, rules: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The lines of the rules of a table whose conditions hold."""
+    lines = list[Line]()
+    for rule in rules:
+        conditions = [_CONDITION.fullmatch(words) for words in rule.get("if", "").split()]
+        if all(part is not None and _holds(theirs, part) for part in conditions):
+            asked = [part["key"] for part in conditions if part and part["sign"] != "~"]
+            for ours, value in rule["set"].items():
+                names = [name for name in re.findall(r"\$([\w.]+)", str(value)) if theirs.value(name) is not None]
+                origins = dict.fromkeys([*asked, *names])
+                lines.append(line(ours, _filled(theirs, value), *origins, note=rule.get("note", "")))
+    return lines
+
+
+def _holds(theirs: Theirs, condition: re.Match[str]) -> bool:
+    key, equals, values = condition["key"], condition["equals"], str(condition["values"]).split("|")
+    if key.endswith(".*"):
+        return any(name.startswith(key[:-1]) for name in theirs.given)
+    value = theirs.value(key)
+    if equals:
+        return (str(value) in values) == (equals == "=") and (value is not None or equals == "!=")
+    return bool(value) != (condition["sign"] == "!")
+
+
+def _filled(theirs: Theirs, value: Any) -> Any:
+    """A value of a rule with theirs for each `$key`; two of them may be divided, and a number taken off."""
+    if isinstance(value, dict):
+        return {name: _filled(theirs, inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(theirs, inner) for inner in value]
+    if not isinstance(value, str) or not value.startswith("$"):
+        return value
+    first, *rest = value.split()
+    number = theirs.value(first[1:])
+    return number / theirs.value(rest[1][1:]) if rest[:1] == ["/"] else number - float(rest[1]) if rest else number
 
 
 def model_line(theirs: Theirs, *names: str) -> Line:

@@ -20,18 +20,7 @@ from gspo.importing.draft import (
     steps_line,
 )
 
-_NORMS = {
-    "grpo": "own",
-    "sapo": "own",
-    "dapo": "mean",
-    "bnpo": "mean",
-    "cispo": "mean",
-    "dr_grpo": "constant",
-    "luspo": "none",
-}
-_SCALES = {"group": "group", "batch": "batch", "none": "group_mean", "True": "group", "False": "group_mean"}
-_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-_SCHEDULES["cosine_with_min_lr"] = "cosine"
+_SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr")
 
 
 def translate(theirs: Theirs) -> Draft:
@@ -40,16 +29,10 @@ def translate(theirs: Theirs) -> Draft:
     batches = _batches(theirs)
     updates = batches[1].value * get("num_iterations")
     lines = [*batches, *_run(theirs, batches[0].value, updates), *_data(theirs), *_reward(theirs), *_turns(theirs)]
-    lines += [
-        *_objective(theirs),
-        *_kl(theirs, updates),
-        *_often(theirs, updates),
-        *_lora(theirs),
-        *_correction(theirs),
-    ]
+    lines += _often(theirs, updates)
     wanted = _pieces(theirs)[1] * get("num_iterations")
     notes = ratio_notes(get("importance_sampling_level"), wanted, batches[0].value)
-    if get("use_vllm") and get("vllm_importance_sampling_correction") and not _correction(theirs):
+    if get("use_vllm") and get("vllm_importance_sampling_correction") and not _corrects(theirs):
         mode = get("vllm_importance_sampling_mode")
         notes.append(
             f"TRL's {mode} bounds the product over a response; with rollout.engine: vllm the nearest is "
@@ -96,18 +79,10 @@ def _run(theirs: Theirs, queries: int, updates: int) -> list[Line]:
     steps = steps_line(most=most, epochs=get("num_train_epochs"), rows=rows, queries=queries, origins=ends)
     name = slug(str(get("output_dir") or theirs.path.stem).rstrip("/").rpartition("/")[2])
     named = line("name", name, "output_dir") if get("output_dir") else line("name", name, note="that of the file")
-    lines = [named, steps]
-    ratio, betas = get("warmup_ratio"), ("adam_beta1", "adam_beta2")
+    ratio = get("warmup_ratio")
     warmup = get("warmup_steps") or math.ceil((ratio or 0) * steps.value * updates)
     origin = "warmup_ratio" if ratio and not get("warmup_steps") else "warmup_steps"
-    schedule = _SCHEDULES.get(str(get("lr_scheduler_type")), "linear")
-    lines += [line("actor.optimizer.warmup_steps", int(warmup), origin)]
-    lines += [line("actor.optimizer.schedule", schedule, "lr_scheduler_type")]
-    lines += [line("actor.optimizer.betas", [*map(get, betas)], *betas)]
-    if get("weight_decay"):
-        spared = ["*norm*", "*.bias"]
-        lines.append(line("actor.optimizer.no_decay", spared, "weight_decay", note="TRL decays no norms and biases"))
-    return lines
+    return [named, steps, line("actor.optimizer.warmup_steps", int(warmup), origin)]
 
 
 def _data_set(theirs: Theirs, key: str = "train_dataset") -> dict[str, Any]:
@@ -125,9 +100,6 @@ def _data(theirs: Theirs) -> list[Line]:
     split, config = get("dataset_train_split") or data.get("split"), get("dataset_config") or data.get("config")
     parts = {"queries.split": split, "queries.config": config or ("main" if "gsm8k" in str(data.get("path")) else None)}
     lines += [line(ours, value, key) for ours, value in parts.items() if isinstance(value, str)]
-    lines.append(line("queries.chat", False, note="TRL leaves text prompts as they are"))
-    if get("max_prompt_length"):
-        lines.append(line("queries.overlong", "filter", "max_prompt_length", note="no prompt is truncated here"))
     return lines
 
 
@@ -157,10 +129,7 @@ def _turns(theirs: Theirs) -> list[Line]:
         lines.append(line("rollout.tools", [_own(theirs, tool) for tool in get("tools")], "tools"))
     if isinstance(get("environment_factory"), str):
         lines.append(line("rollout.environment", _own(theirs, get("environment_factory")), "environment_factory"))
-    rounds, key = get("max_tool_calling_iterations"), "max_tool_calling_iterations"
-    return lines + [line("rollout.max_turns", (rounds or 0) + 1, key, note="one more than rounds of calls")] * bool(
-        rounds
-    )
+    return lines
 
 
 def _is_guarded(theirs: Theirs) -> bool:
@@ -170,43 +139,12 @@ def _is_guarded(theirs: Theirs) -> bool:
     return not any(getattr(node, "attr", "") == "train" or getattr(node, "id", "") == "GRPOTrainer" for node in calls)
 
 
-def _objective(theirs: Theirs) -> list[Line]:
-    get, kind = theirs.value, str(theirs.value("loss_type"))
-    delta = get("delta")
-    name = kind if kind in ("cispo", "sapo", "luspo") else "dual_clip" if delta else "clip"
-    lines = [line("actor.surrogate", name, "loss_type", *["delta"] * (name == "dual_clip"))]
-    lines.append(line("actor.length_norm", _NORMS.get(kind, "mean"), "loss_type"))
-    lines.append(line("actor.advantage", _SCALES.get(str(get("scale_rewards")), "group"), "scale_rewards"))
-    if get("mask_truncated_completions"):
-        lines.append(line("rollout.overlong", "mask", "mask_truncated_completions"))
-    if get("multi_objective_aggregation") == "normalize_then_sum":
-        lines.append(line("actor.reward_aggregation", "normalize_then_sum", "multi_objective_aggregation"))
-    if name == "sapo":
-        taus = ("sapo_temperature_pos", "sapo_temperature_neg")
-        return [*lines, line("actor.sapo_temperature", [*map(get, taus)], *taus)]
-    high = "epsilon" if get("epsilon_high") is None else "epsilon_high"
-    if name == "cispo":  # TRL's epsilon_high is the largest ratio itself
-        top = get(high) - 1 if high == "epsilon_high" else 4.0
-        note = "a ratio counts 1 + clip_high at most"
-        return [
-            *lines,
-            line("actor.clip_low", 1.0, note="no lower bound"),
-            line("actor.clip_high", top, high, note=note),
-        ]
-    lines += [line("actor.dual_clip", delta, "delta")] * (name == "dual_clip")
-    return [*lines, line("actor.clip_low", get("epsilon"), "epsilon"), line("actor.clip_high", get(high), high)]
-
-
-def _kl(theirs: Theirs, updates: int) -> list[Line]:
-    get = theirs.value
-    if not get("beta"):
-        return []
-    lines = [line("actor.kl.estimator", "k3", "beta"), line("actor.kl.place", "loss", "beta")]
-    if get("sync_ref_model"):
-        every = max(get("ref_model_sync_steps") // updates, 1)
-        lines.append(line("actor.kl.refresh_steps", every, "sync_ref_model", "ref_model_sync_steps"))
-        lines.append(line("actor.kl.refresh_weight", get("ref_model_mixup_alpha"), "ref_model_mixup_alpha"))
-    return lines
+def _corrects(theirs: Theirs) -> bool:
+    """Tell whether the correction for vLLM has a counterpart: that of single tokens."""
+    get, kind = theirs.value, theirs.value("vllm_importance_sampling_mode")
+    is_on = get("use_vllm") and get("vllm_importance_sampling_correction")
+    by_token = kind == "token_truncate" or (kind == "token_mask" and get("importance_sampling_level") == "token")
+    return bool(is_on and by_token)
 
 
 def _often(theirs: Theirs, updates: int) -> list[Line]:
@@ -215,6 +153,9 @@ def _often(theirs: Theirs, updates: int) -> list[Line]:
     saves = str(get("save_strategy")) == "steps" and get("save_steps") >= 1
     every = max(int(get("save_steps")) // updates, 1) if saves else 0
     lines = [line("checkpoint.every", every, "save_steps" if saves else "save_strategy", note=note)]
+    if get("beta") and get("sync_ref_model"):
+        refresh = max(get("ref_model_sync_steps") // updates, 1)
+        lines.append(line("actor.kl.refresh_steps", refresh, "sync_ref_model", "ref_model_sync_steps"))
     data = _data_set(theirs, "eval_dataset")
     if str(get("eval_strategy")) in ("no", "False") or not data.get("path"):
         key = "eval_strategy" if str(get("eval_strategy")) in ("no", "False") else "eval_dataset"
@@ -227,30 +168,6 @@ def _often(theirs: Theirs, updates: int) -> list[Line]:
     return [*lines, line("evaluation.samples", get(samples), samples)]
 
 
-def _correction(theirs: Theirs) -> list[Line]:
-    """TRL weighs each token, or a whole response, by π_old/π_vLLM where vLLM samples."""
-    get, key = theirs.value, "vllm_importance_sampling"
-    mode, level = get(f"{key}_mode"), get("importance_sampling_level")
-    kind = {"token_truncate": "tis", "token_mask": "mis" if level == "token" else None}.get(mode)
-    if not (get("use_vllm") and get(f"{key}_correction") and kind):
-        return []
-    bounds = {end: theirs.first(f"{key}_clip_{name}", f"{key}_cap") for end, name in (("low", "min"), ("high", "max"))}
-    lines = [line("actor.correction", kind, "use_vllm", f"{key}_correction", f"{key}_mode")]
-    if kind == "mis" and get(bounds["low"]) is None:
-        lines.append(line("actor.correction_low", 1e-9, note="TRL has no lower bound"))
-    ends = ("low", "high") if kind == "mis" else ("high",)
-    return lines + [line(f"actor.correction_{end}", get(bounds[end]), bounds[end]) for end in ends if get(bounds[end])]
-
-
-def _lora(theirs: Theirs) -> list[Line]:
-    names = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
-    keys = {ours: f"peft_config.{name}" for ours, name in names.items()}
-    if not any(key.startswith("peft_config.") for key in theirs.given):
-        return []
-    values = {ours: theirs.value(key) for ours, key in keys.items() if theirs.value(key) is not None}
-    return [line("model.lora", values, *(keys[ours] for ours in values))]
-
-
 def _said(theirs: Theirs) -> dict[str, str]:
     get, said = theirs.value, dict[str, str]()
     if get("loss_type") == "vespo":
@@ -259,7 +176,7 @@ def _said(theirs: Theirs) -> dict[str, str]:
         said["loss_type"] = "not here: it depends on the cut into micro-batches; length_norm: mean is the nearest"
     if str(get("lr_scheduler_type")) not in _SCHEDULES:
         said["lr_scheduler_type"] = "not here: actor.optimizer.schedule: linear is written; or cosine, constant"
-    if not _correction(theirs):
+    if not _corrects(theirs):
         said["use_vllm"] = WHERE
     if not get("use_vllm"):
         for key in theirs.given:

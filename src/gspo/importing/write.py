@@ -10,7 +10,7 @@ import yaml
 
 from gspo.errors import UserError, visible
 from gspo.importing import areal, trl, verl
-from gspo.importing.draft import CATEGORIES, FILL_IN, WHERE, Draft, Line, Theirs, same, short, sorted_out
+from gspo.importing.draft import CATEGORIES, FILL_IN, WHERE, Draft, Line, Theirs, ruled, same, short, sorted_out
 from gspo.importing.read import KINDS, read_theirs, table_of
 from gspo.recipe.load import make_recipe
 from gspo.recipe.sections import RecipeKeys
@@ -47,7 +47,7 @@ def _drafted(path: Path, overrides: Sequence[str], folder: Path) -> tuple[str, T
     table, beside = table_of(kind), os.path.relpath(path, folder)
     theirs = Theirs(path=path, beside=beside, given=given, defaults=table["defaults"])
     own = _TRANSLATE[kind](theirs)
-    lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines)}
+    lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines, *ruled(theirs, table["rules"]))}
     return kind, theirs, Draft(lines=tuple(lines.values()), said=own.said, notes=own.notes)
 
 
