@@ -81,6 +81,14 @@ def _said(theirs: Theirs) -> dict[str, str]:
     if not rows_of(get("train_dataset.path"))[0]:
         for key in ("saver.freq_epochs", "evaluator.freq_epochs"):
             said[key] = "not here: no one can know the rows of an epoch; set checkpoint.every and evaluation.every"
+    if not any(key.startswith("critic.") for key in theirs.given):
+        for key in ("actor.discount", "actor.gae_lambda"):
+            said |= {} if get(key) == 1 else {key: "not here: without a value model no reward is discounted by token"}
+    else:
+        norms = [key for key in theirs.given if key.startswith("actor.reward_norm.")]
+        said |= dict.fromkeys(norms, "not here: with a value model rewards are not normalised")
+    if not any(get(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs")):
+        said["valid_dataset.path"] = "implied: no evaluator.freq_… is set, so it is never used"
     if get("actor.eps_clip") == 0:
         said["actor.eps_clip"] = "not here: a clip range is above 0; the published one is taken"
     return said

@@ -99,6 +99,4 @@ def _said(theirs: Theirs, loss: str) -> dict[str, str]:
         said["data.train_files"] = f"not here: the shell sets it; {FILL_IN} queries.path"
     if (theirs.value("data.train_max_samples") or -1) < 0:
         said["data.train_max_samples"] = "implied: all rows"
-    if theirs.value(f"{ROLLOUT}.top_k") not in (None, -1, 0):
-        said[f"{ROLLOUT}.top_k"] = "not here: name it as rollout.top_k"
     return said
