@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.needs import needs
 
 from gspo.importing.read import read_theirs, table_of
@@ -247,6 +248,10 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
         ("loss_type=luspo importance_sampling_level=sequence", {"actor.surrogate": "luspo"}),
         ("delta=4.0", {"actor.surrogate": "dual_clip", "actor.dual_clip": 4.0}),
         ("num_processes=8 gradient_accumulation_steps=4", {"rollout.queries_per_step": 32, "actor.mini_batches": 1}),
+        (
+            "num_processes=8 gradient_accumulation_steps=4 steps_per_generation=1",  # four generations for an update
+            {"rollout.queries_per_step": 32, "actor.mini_batches": 1},
+        ),
         ("num_processes=8 generation_batch_size=256", {"rollout.queries_per_step": 32, "actor.mini_batches": 2}),
         ("mask_truncated_completions=true", {"rollout.overlong": "mask"}),
         (
@@ -314,6 +319,34 @@ def test_settings_of_verl_have_their_counterparts(settings: str, wanted: dict[st
 def test_settings_of_areal_have_their_counterparts(settings: str, wanted: dict[str, Any], tmp_path: Path) -> None:
     recipe, _, _ = recipe_of(FILES / "areal_gsm8k_grpo.yaml", tmp_path, *settings.split())
     assert values(recipe, wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("grpo.json", '{"learning_rate": 2e-6, "num_generations": 4, "model": "a/b", "reward_funcs": "c:d"}'),
+        ("grpo.yaml", "learning_rate: 2e-6\nnum_generations: 4\nmodel_name_or_path: a/b\nreward_funcs: 'c:d'\n"),
+        ("grpo.py", 'GRPOTrainer(model="a/b", args=GRPOConfig("out", learning_rate=2e-6, num_generations=2 * 2))'),
+    ],
+)
+def test_trl_is_read_from_json_yaml_and_python_alike(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    recipe, _, _ = recipe_of(tmp_path / name, tmp_path)
+    wanted = {"model.path": "a/b", "actor.optimizer.lr": 2e-6, "rollout.group_size": 4, "rollout.queries_per_step": 2}
+    assert values(recipe, wanted) == wanted
+
+
+def test_the_hydra_yaml_of_verl_is_read_as_its_command_line(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {}
+    for key, value in read_theirs(FILES / "verl_grpo.sh")[1].items():
+        *sections, last = key.split(".")
+        node = tree
+        for name in sections:
+            node = node.setdefault(name, {})
+        node[last] = value
+    (tmp_path / "verl.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    from_yaml, from_script = (recipe_of(path, tmp_path)[0] for path in (tmp_path / "verl.yaml", FILES / "verl_grpo.sh"))
+    assert from_yaml == from_script
 
 
 @needs("trl")
