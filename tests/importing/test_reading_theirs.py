@@ -29,7 +29,7 @@ def test_interpolations_have_the_value_of_their_key_after_overrides(tmp_path: Pa
 
 
 def test_an_interpolation_of_a_key_that_areal_has_a_default_for_is_that(tmp_path: Path) -> None:
-    assert read(tmp_path, "actor: {n: '${gconfig.n_samples}'}\nrollout: {}\n")["actor.n"] == 1
+    assert read(tmp_path, "actor: {n: '${gconfig.n_samples}'}\ngconfig: {}\n")["actor.n"] == 1
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,15 @@ def test_what_only_the_shell_knows_is_computed() -> None:
         ("a.yaml", "a: 1\n", "no configuration of AReaL, verl or TRL"),
         ("a.yaml", "a: [1\n", "not valid YAML: line 2"),
         ("a.yaml", "name: a\nsteps: 1\nmodel: {path: x}\n", "this is a recipe already"),
-        ("a.yaml", "actor: {a: '${b.c}'}\nrollout: {}\n", "${b.c}: there is no key b.c"),
-        ("a.yaml", "actor: {a: '${actor.b}', b: '${actor.a}'}\nrollout: {}\n", "circular interpolation: actor.b →"),
+        ("a.yaml", "actor: {a: '${b.c}'}\ngconfig: {}\n", "${b.c}: there is no key b.c"),
+        ("a.yaml", "actor: {a: '${actor.b}', b: '${actor.a}'}\ngconfig: {}\n", "circular interpolation: actor.b →"),
         ("a.py", "print(1)\n", "a Python file without GRPOConfig"),
         ("a.py", "x = (\n", "not valid Python: line 1"),
         ("a.sh", "echo hello: world\n", "no configuration of AReaL, verl or TRL"),
+        ("a.yaml", "actor: {path: x}\nrollout: {group_size: 4}\n", "no configuration of AReaL, verl or TRL"),
+        ("a.yaml", "actor: {path: x}\ngconfig: {}\ntrain_dataset: {batch_size: x}\n", "of no kind that AReaL takes"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=[1]\n", "of no kind that verl takes"),
+        ("a.json", '{"num_generations": 0}', "a value is of no kind that TRL takes"),
         ("a.yaml", "actor: {path: x}\ngconfig: {n_samples: 1}\n", "rollout.group_size must be at least 2"),
     ],
 )  # fmt: skip

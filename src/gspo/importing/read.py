@@ -24,9 +24,10 @@ def read_theirs(path: Path, overrides: Sequence[str] = ()) -> tuple[str, dict[st
     pairs = [_pair(override) for override in overrides]
     if path.suffix == ".py":
         return "trl", {**python_arguments(text, where=str(path)), **dict(pairs)}
-    words = None if path.suffix in (".yaml", ".yml", ".json") else shell_words(text)
+    is_yaml, tree = path.suffix in (".yaml", ".yml", ".json", ""), dict[str, Any]()
+    words = None if is_yaml else shell_words(text)
     try:
-        tree: Any = {} if words is not None else read_yaml(text, where=str(path))
+        tree = read_yaml(text, where=str(path)) if is_yaml else tree
     except UserError as error:
         raise UserError(error.what, where=error.where, fix="correct it there, or name another file") from None
     pairs = [*(_pair(word) for word in words or ()), *pairs]
@@ -51,7 +52,7 @@ def kind_of(tree: Any) -> str | None:
     if "actor_rollout_ref" in tree:
         return "verl"
     actor = tree.get("actor")
-    if isinstance(actor, dict) and not {"gconfig", "rollout"}.isdisjoint(tree) and not _is_ours(tree):
+    if isinstance(actor, dict) and {"gconfig", "rollout"} & {*tree} and {"train_dataset", "gconfig"} & {*tree}:
         return "areal"
     return "trl" if not _is_ours(tree) and not set(_TRL.split()).isdisjoint(tree) else None
 

@@ -46,8 +46,13 @@ def _drafted(path: Path, overrides: Sequence[str], folder: Path) -> tuple[str, T
     kind, given = read_theirs(path, overrides)
     table, beside = table_of(kind), os.path.relpath(path, folder)
     theirs = Theirs(path=path, beside=beside, given=given, defaults=table["defaults"])
-    own = _TRANSLATE[kind](theirs)
-    lines = {line.key: line for line in (*same(theirs, table["same"]), *own.lines, *ruled(theirs, table["rules"]))}
+    try:
+        own = _TRANSLATE[kind](theirs)
+        found = (*same(theirs, table["same"]), *own.lines, *ruled(theirs, table["rules"]))
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:  # of a number that is a text, or 0
+        fix = f"check its batch sizes, epochs and steps against {KINDS[kind]}'s own documents"
+        raise UserError(f"a value is of no kind that {KINDS[kind]} takes: {error}", where=str(path), fix=fix) from None
+    lines = {line.key: line for line in found}
     return kind, theirs, Draft(lines=tuple(lines.values()), said=own.said, notes=own.notes)
 
 
