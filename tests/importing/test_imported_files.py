@@ -14,6 +14,7 @@ from gspo.importing.read import read_theirs, table_of
 from gspo.importing.write import import_recipe
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
+from gspo.recipe.yaml_text import leaves
 
 FILES = Path(__file__).with_name("files")
 NAMES = sorted(path.name for path in FILES.iterdir())
@@ -194,6 +195,44 @@ def test_the_origin_of_each_value_is_beside_it(name: str) -> None:
         assert re.search(rf"(^|; ){re.escape(key)}: ", comments, re.M), key
     bare = [line for line in text.splitlines()[1:] if not line.endswith(":") and " # " not in line]
     assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "other"),
+    [
+        (
+            "areal_gsm8k_gspo.yaml",
+            "areal_gsm8k_gspo.yaml",
+            {
+                "name",
+                "evaluation.num_queries",
+                "evaluation.temperature",
+                "queries.max_prompt_tokens",
+                "queries.overlong",
+            }
+            | {"rollout.max_staleness"},
+        ),
+        (
+            "verl_gspo.sh",
+            "verl_gsm8k.yaml",
+            {
+                "name",
+                "evaluation.num_queries",
+                "evaluation.path",
+                "queries.path",
+                "queries.prompt",
+                "reward.0.function",
+            },
+        ),
+    ],
+)
+def test_a_recipe_is_the_port_made_by_hand_but_for_what_that_leaves_out(
+    name: str, port: str, other: set[str], tmp_path: Path
+) -> None:
+    imported, _, _ = recipe_of(FILES / name, tmp_path)
+    by_hand = load_recipe(Path(__file__).parents[2] / "recipes" / "ports" / port)
+    first, second = (leaves(recipe.model_dump(mode="json")) for recipe in (imported, by_hand))
+    assert {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)} == other
 
 
 def test_the_list_says_that_one_mini_batch_has_no_ratio_and_what_to_set() -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ WHERE, UNKNOWN = "where it runs", "not known"
 CATEGORIES = ("translated", "implied", "different on purpose", "not here", WHERE, UNKNOWN)
 FILL_IN = "FILL IN"
 _ROWS = {"gsm8k": (7473, 1319), "math": (7500, 5000), "math-lighteval": (7500, 5000), "tldr": (116_722, None)}
-
-
 _CONDITION = re.compile(r"(?P<sign>[~!]?)(?P<key>[\w.*]+)(?:(?P<equals>!?=)(?P<values>.*))?")
 
 
@@ -47,7 +45,7 @@ class Draft:
     """
 
     lines: tuple[Line, ...] = ()
-    said: Mapping[str, str] = ()  # type: ignore[assignment]
+    said: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -202,10 +200,10 @@ def sorted_out(theirs: Theirs, draft: Draft, table: Mapping[str, Mapping[str, st
             to.setdefault(key, []).append(f"{line.key}: {short(line.value)}")
     found: dict[str, tuple[str, str]] = {}
     for key, value in theirs.given.items():
-        text = dict(draft.said).get(key) or said_of(key, {**table["said"], "implied": " ".join(table["same"].values())})
+        text = draft.said.get(key) or said_of(key, {**table["said"], "implied": " ".join(table["same"].values())})
         if isinstance(value, Computed) and text != WHERE:
             found[key] = ("not here", "it is computed by the program")
-        elif key in to and key not in dict(draft.said):
+        elif key in to and key not in draft.said:
             found[key] = ("translated", ", ".join(to[key]))
         elif not value and text not in (WHERE, UNKNOWN):
             found[key] = ("implied", "it is off")
