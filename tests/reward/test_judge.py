@@ -53,7 +53,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(judging.asyncio, "sleep", no_sleep)
-    judging._answers.clear()
+    judging._scores.clear()
     yield (own := Server())
     own.http.shutdown()
     own.http.server_close()
@@ -91,6 +91,8 @@ def test_each_response_is_asked_about_with_its_prompt_and_columns_and_the_scale_
         ("score: 0.25", 0.25),
         ('I think of {"score": 0} first, but {"reason": "right", "score": 1}', 1.0),
         ("Score = 1. That is all of 3.", 1.0),
+        ("**Score:** 0.5", 0.5),
+        ("Score: **5e-1**", 0.5),
     ],
 )
 def test_the_last_score_counts(answer: str, expected: float, server: Server) -> None:
@@ -137,6 +139,7 @@ def test_an_answer_without_a_score_is_a_failure(
         ({"pattern": "("}, "not a regular expression"),
         ({"pattern": r"score: \d"}, "has no group"),
         ({"low": 1, "high": 1}, "low 1 is not below high 1"),
+        ({"tries": 0}, "tries is 0, requests 8"),
         ({"prompt": "{solution}"}, r"names \{solution\}, and the row has no such column"),
     ],
 )

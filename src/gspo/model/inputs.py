@@ -53,10 +53,13 @@ def read_model(recipe: Recipe, texts: Iterable[str] = ()) -> ModelInputs:
     return ModelInputs(config=config, tokenizer=tokenizer, notes=weights_left_out(config))
 
 
-def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int, teachers_longest: int = 0) -> None:
+def check_lengths(
+    recipe: Recipe, config: Any, *, shortest: int, longest: int, trained: int = 0, teachers_longest: int = 0
+) -> None:
     """Raise UserError where a sequence is too long for a model, or could change the positions' table of others.
 
-    A teacher with a prompt of its own reads longer ones. No weights are loaded.
+    The policy reads the `longest`, models beside it those that are `trained` on, and a teacher its own prompts. No
+    weights are loaded.
     """
     models = {recipe.model.path or "model.architecture": (recipe.model, config)}
     for where, path in models_beside(recipe).items():
@@ -64,7 +67,8 @@ def check_lengths(recipe: Recipe, config: Any, *, shortest: int, longest: int, t
         models[f"{where}: {path}"] = model, load_config(model)
     teacher = f"teacher.path: {recipe.teacher.path}" if recipe.teacher.path else next(iter(models))
     for where, (model, configuration) in models.items():
-        most, has = max(longest, teachers_longest * (where == teacher)), max_positions(configuration)
+        most = max(longest if model is recipe.model else trained, teachers_longest * (where == teacher))
+        has = max_positions(configuration)
         if model is not recipe.model or teachers_longest > longest:  # else the prompts were cut to its positions
             _check_positions_suffice(most, has, where=where)
         check_positions(empty_model(model, configuration), shortest=shortest, longest=most, where=where)

@@ -17,13 +17,13 @@ def with_teacher_ids(
 
     Raises UserError where a row lacks a column that the text names.
     """
-    taught = render([_taught(row, prompt) for row in rows])
+    asked = render([taught(row, prompt) for row in rows])
     return tuple(
-        replace(query, teacher_ids=teachers.prompt_ids) for query, teachers in zip(queries, taught, strict=True)
+        replace(query, teacher_ids=teachers.prompt_ids) for query, teachers in zip(queries, asked, strict=True)
     )
 
 
-def _taught(row: Row, prompt: str) -> Row:
+def taught(row: Row, prompt: str) -> Row:
     """The row with the text in place of its prompt's; of chat messages, in place of the user's last."""
     if isinstance(row.prompt, str):
         return replace(row, prompt=_filled(row, prompt, row.prompt))
@@ -33,6 +33,11 @@ def _taught(row: Row, prompt: str) -> Row:
             message["content"] = _filled(row, prompt, message["content"])
             return replace(row, prompt=messages)
     raise UserError("no message is the user's, so teacher.prompt has no place", where=row.id, fix="leave it out")
+
+
+def texts_of(row: Row) -> str:
+    """The text of a row's prompt, or those of its messages."""
+    return row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
 
 
 def _filled(row: Row, prompt: str, text: str) -> str:

@@ -104,6 +104,9 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         f"""rollout.{shaping} with rollout.engine: {name}: a server says how likely a token was in what it drew from,
         not in the whole distribution, which is what actor.old_logprobs: engine takes; set old_logprobs: recompute
         """: shaping and actor.old_logprobs == "engine",
+        f"""rollout.{shaping} with rollout.engine: {name} and a teacher, whose advantage needs the likelihoods of the
+        whole distribution from the engine; leave one out
+        """: shaping and recipe.teacher.is_on,
         f"""rollout.{shaping} with rollout.engine: {name} and actor.kl.place: reward, which needs the likelihoods of the
         whole distribution from the engine; set kl.place: loss
         """: shaping and actor.kl.coefficient and actor.kl.place == "reward",

@@ -10,12 +10,12 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.queries.template import fill_in
 
-PATTERN = r"\"?score\"?\s*[:=]\s*\"?(-?\d+(?:\.\d+)?)"
-MAX_KEPT = 20_000  # answers, so that one that has been given is not asked for again
+PATTERN = r"score[\"*\s]*[:=][\"*\s]*(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+MAX_KEPT = 2_000  # answers, so that one that has been given is not asked for again
 _PASSING = (408, 409, 429, 500, 502, 503, 504)  # HTTP's codes of what may work a little later
 _WHERE = "reward function judge"
 
-_answers: OrderedDict[tuple[str, ...], str] = OrderedDict()
+_scores: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
 
 async def judge(
@@ -45,6 +45,8 @@ async def judge(
     import httpx
 
     compiled = _checked(pattern, low, high)
+    if tries < 1 or requests < 1:
+        raise UserError(f"tries is {tries}, requests {requests}", where=_WHERE, fix="give 1 or more of both")
     headers = {"Authorization": f"Bearer {os.environ[key]}"} if os.environ.get(key) else {}
     places = asyncio.Semaphore(requests)
     async with httpx.AsyncClient(headers=headers, timeout=None) as client:
@@ -56,13 +58,18 @@ async def judge(
             messages = [{"role": "system", "content": system}] * (system is not None)
             messages += [{"role": "user", "content": asked}]
             request = {"model": model, "messages": messages, **(body or {"temperature": 0})}
-            kept = (url, model, system or "", asked, str(body))
-            if kept not in _answers:
+            kept = (url, model, system or "", asked, str(body), pattern, str((low, high)))
+            if kept not in _scores:
                 async with places:
-                    _keep(kept, await _answer(client, f"{url.rstrip('/')}/chat/completions", request, tries))
-            return (_score_of(_answers[kept], compiled, low, high) - low) / (high - low)
+                    answer = await _answer(client, f"{url.rstrip('/')}/chat/completions", request, tries)
+                _keep(kept, _score_of(answer, compiled, low, high))
+            return (_scores[kept] - low) / (high - low)
 
-        return [*await asyncio.gather(*map(score, range(len(completions))))]
+        scores = await asyncio.gather(*map(score, range(len(completions))), return_exceptions=True)
+    for found in scores:  # once all are in: what was answered is kept
+        if isinstance(found, BaseException):
+            raise found
+    return [own for own in scores if not isinstance(own, BaseException)]
 
 
 def _checked(pattern: str, low: float, high: float) -> re.Pattern[str]:
@@ -112,10 +119,10 @@ def _score_of(answer: str, pattern: re.Pattern[str], low: float, high: float) ->
     return score
 
 
-def _keep(key: tuple[str, ...], answer: str) -> None:
-    _answers[key] = answer
-    if len(_answers) > MAX_KEPT:
-        _answers.popitem(last=False)
+def _keep(key: tuple[str, ...], score: float) -> None:
+    _scores[key] = score
+    if len(_scores) > MAX_KEPT:
+        _scores.popitem(last=False)
 
 
 def _is_column(values: Any, number: int) -> bool:

@@ -61,8 +61,9 @@ def reward_model(
     parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     logits = torch.cat([scorer.scores([sequences[place] for place in part]) for part in parts])
     num_labels = logits.shape[1]
-    if (label is None and num_labels > 1) or (label is not None and not 0 <= label < num_labels):
+    if (label is None) != (num_labels == 1) or not 0 <= (label or 0) < num_labels:
         fix = f"set the option label to the number of the wanted one, 0 to {num_labels - 1}"
+        fix = "leave out the option label" if num_labels == 1 else fix
         raise UserError(f"the model has {num_labels} labels, and label is {label}", where=_where(path), fix=fix)
     values = logits[:, 0] if label is None else logits.softmax(-1)[:, label]
     by_place = dict(zip(order, values.tolist(), strict=True))
@@ -91,10 +92,11 @@ def _load(path: str, device: str, trust_remote_code: bool) -> Scorer:
     if missing := sorted(report["missing_keys"]):
         what = f"it has no weights for {', '.join(missing[:3])}: it was not trained to score"
         raise UserError(what, where=_where(path), fix="name a reward model, which has a head for scores")
-    if model.config.get_text_config().pad_token_id is None:
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     model = model.to(device).eval()
-    return Scorer(model=model, tokenizer=tokenizer, pads=_pads(Scorer(model=model, tokenizer=tokenizer, pads=True)))
+    # A padding token of our choice might be one that texts end with, and the score would be read before it.
+    has_padding = model.config.get_text_config().pad_token_id is not None
+    pads = has_padding and _pads(Scorer(model=model, tokenizer=tokenizer, pads=True))
+    return Scorer(model=model, tokenizer=tokenizer, pads=pads)
 
 
 def _pads(scorer: Scorer) -> bool:

@@ -32,6 +32,8 @@ class Source:
     queries_of: Callable[[int], Sequence[Query]]  # the batch of this number in the order of the queries
     # Scores a group that ends while the policy is trained; None: it gets no scores.
     score: Callable[[Group], Awaitable[Batch]] | None = None
+    # Where batches are drawn, and have queries of those before: of how many different ones. None: they have an order.
+    num_drawn_from: int | None = None
     batches_drawn: int = 0
     ahead: list[Drawn] = field(default_factory=list)
     record_experts: bool = False
@@ -121,10 +123,13 @@ class Source:
         """
         while (num_ready := self._put_first(number, taken)) < number or len(self.ahead) < self._most_ahead(number):
             others = [drawn.query.id for drawn in self.ahead[num_ready:]]
-            if num_ready < number and len({*others}) < len(others):  # an epoch lies between two of them
+            known = {*taken, *(drawn.query.id for drawn in self.ahead)} if self.num_drawn_from is not None else set()
+            if len(known) == self.num_drawn_from:
+                break
+            if not known and num_ready < number and len({*others}) < len(others):  # an epoch lies between two of them
                 break
             key_step, temperature = 1 + self.batches_drawn, self.sampling.temperature
-            queries = self.queries_of(self.batches_drawn)
+            queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in known]
             self.ahead += [Drawn(query=query, key_step=key_step, temperature=temperature) for query in queries]
             self.batches_drawn += 1
         return num_ready

@@ -114,6 +114,7 @@ def _source(run: Run, now: Recipe, progress: Progress) -> Source:
             batches_drawn=progress.batches_drawn,
             ahead=[_without_failures(drawn) for drawn in progress.ahead],
             score=partial(_score_ahead, run),
+            num_drawn_from=len(run.parts.queries.train) if run.recipe.queries.sampler == "difficulty" else None,
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )

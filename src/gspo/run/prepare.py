@@ -27,6 +27,7 @@ from gspo.queries.source import (
     query_notes,
     render_rows,
 )
+from gspo.queries.teacher import taught, texts_of
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
@@ -164,7 +165,9 @@ def _check_sequences(
     shortest = min(len(query.prompt_ids) for query in asked)
     taught = [len(query.teacher_ids) for query in queries.train if query.teacher_ids]
     teachers_longest = max(taught) + recipe.at_longest.rollout.max_new_tokens if taught else 0
-    check_lengths(recipe, config, shortest=shortest, longest=longest, teachers_longest=teachers_longest)
+    trained = longest_sequence(recipe.at_longest, queries, ())
+    lengths = {"shortest": shortest, "longest": longest, "trained": trained, "teachers_longest": teachers_longest}
+    check_lengths(recipe, config, **lengths)
     check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
 
 
@@ -266,9 +269,11 @@ def _fitting_texts(
 ) -> Iterable[str]:
     """Return what a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
-        yield from filter(None, (queries.template, queries.system, recipe.teacher.prompt))
+        yield from filter(None, (queries.template, queries.system))
+    if recipe.teacher.prompt is not None:
+        yield from (texts_of(taught(row, recipe.teacher.prompt)) for row in rows.train)
     for row in (*rows.train, *rows.held_out, *(row for own in set_rows for row in own.rows)):
-        yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
+        yield texts_of(row)
     for _, completion in pairs:
         yield completion if isinstance(completion, str) else " ".join(message["content"] for message in completion)
     if recipe.rollout.has_turns:

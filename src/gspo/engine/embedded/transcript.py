@@ -83,7 +83,7 @@ class Transcript:
         has sampled the rest for nothing.
         """
         self._settle()
-        stops = torch.tensor(stop_ids)
+        stops = torch.tensor(stop_ids, dtype=torch.long)
         return [self._completion(number, stops, ends.get(number)) for number in numbers]
 
     def _completion(self, number: int, stops: Int[Tensor, "S"], end: int | None) -> Completion:
