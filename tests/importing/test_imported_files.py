@@ -297,6 +297,7 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
             {"actor.correction": "tis", "actor.correction_high": 3.0},
         ),
         ("use_vllm=true", {"actor.correction": "none"}),  # the product over a response has no counterpart
+        ("num_processes=8 max_steps=80 warmup_steps=0.1", {"actor.optimizer.warmup_steps": 8}),
         ("weight_decay=0.1", {"actor.optimizer.no_decay": ["*norm*", "*.bias"]}),
         ("num_processes=8 max_steps=80 warmup_ratio=0.1", {"steps": 80, "actor.optimizer.warmup_steps": 8}),
     ],
@@ -317,6 +318,15 @@ A = "actor_rollout_ref.actor"
         (f"{A}.policy_loss.loss_mode=geo_mean", {"actor.surrogate": "gmpo"}),
         ("algorithm.norm_adv_by_std_in_grpo=False", {"actor.advantage": "group_mean"}),
         ("algorithm.adv_estimator=rloo", {"actor.advantage": "leave_one_out"}),
+        (
+            f"{A}.use_kl_loss=False algorithm.adv_estimator=rloo algorithm.use_kl_in_reward=True "
+            "algorithm.kl_penalty=low_var_kl",
+            {"actor.kl.place": "reward", "actor.kl.estimator": "k3"},
+        ),
+        (
+            "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=0",
+            {"rollout.max_rounds": 4},
+        ),
         (f"{A}.use_kl_loss=False", {"actor.kl.coefficient": 0.0}),
         (f"{A}.kl_loss_type=mse", {"actor.kl.estimator": "k2"}),
         (f"{A}.ppo_mini_batch_size=512 {A}.ppo_epochs=2", {"actor.mini_batches": 2, "actor.epochs": 2}),
@@ -395,3 +405,8 @@ def test_the_defaults_of_trl_are_its_own() -> None:
     ours = {key: value for key, value in table_of("trl")["defaults"].items() if "." not in key}
     del ours["num_processes"]
     assert {key: theirs[key] for key in ours} == ours
+
+
+def test_a_secret_is_written_nowhere() -> None:
+    text, lines = import_recipe(FILES / "trl_game.py", ["hub_token=hf_secret", "wandb_api_key=own_secret"])
+    assert "secret" not in "\n".join([text, *lines])

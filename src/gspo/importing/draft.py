@@ -15,6 +15,7 @@ WHERE, UNKNOWN = "where it runs", "not known"
 CATEGORIES = ("translated", "implied", "different on purpose", "not here", WHERE, UNKNOWN)
 FILL_IN = "FILL IN"
 _ROWS = {"gsm8k": (7473, 1319), "math": (7500, 5000), "math-lighteval": (7500, 5000), "tldr": (116_722, None)}
+_SECRET = re.compile(r"api_?key|token$|secret|password", re.IGNORECASE)
 _CONDITION = re.compile(r"(?P<sign>[~!]?)(?P<key>[\w.*]+)(?:(?P<equals>!?=)(?P<values>.*))?")
 
 
@@ -85,6 +86,11 @@ class Theirs:
 def line(key: str, value: Any, *origins: str, note: str = "") -> Line:
     """A line of the recipe."""
     return Line(key=key, value=value, origins=origins, note=note)
+
+
+def shown(key: str, value: Any) -> str:
+    """A value in at most 70 characters; of a key that names a secret, nothing of it."""
+    return "…" if _SECRET.search(key.rpartition(".")[2]) else short(value)
 
 
 def short(value: Any) -> str:

@@ -80,7 +80,9 @@ def _run(theirs: Theirs, queries: int, updates: int) -> list[Line]:
     name = slug(str(get("output_dir") or theirs.path.stem).rstrip("/").rpartition("/")[2])
     named = line("name", name, "output_dir") if get("output_dir") else line("name", name, note="that of the file")
     ratio = get("warmup_ratio")
-    warmup = get("warmup_steps") or math.ceil((ratio or 0) * steps.value * updates)
+    warmup = get("warmup_steps") or 0
+    if warmup < 1:  # transformers takes what is below 1 for a part of all steps
+        warmup = math.ceil((warmup or ratio or 0) * steps.value * updates)
     origin = "warmup_ratio" if ratio and not get("warmup_steps") else "warmup_steps"
     return [named, steps, line("actor.optimizer.warmup_steps", int(warmup), origin)]
 

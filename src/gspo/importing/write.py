@@ -10,7 +10,7 @@ import yaml
 
 from gspo.errors import UserError, visible
 from gspo.importing import areal, trl, verl
-from gspo.importing.draft import CATEGORIES, FILL_IN, WHERE, Draft, Line, Theirs, ruled, same, short, sorted_out
+from gspo.importing.draft import CATEGORIES, FILL_IN, WHERE, Draft, Line, Theirs, ruled, same, short, shown, sorted_out
 from gspo.importing.read import KINDS, read_theirs, table_of
 from gspo.recipe.load import make_recipe
 from gspo.recipe.sections import RecipeKeys
@@ -25,7 +25,9 @@ def import_recipe(path: Path, overrides: Sequence[str] = (), folder: Path = Path
     The recipe is to lie in the folder. UserError where the file is of none of the three, or cannot be read.
     """
     kind, theirs, draft = _drafted(path, overrides, folder)
-    words = shlex.join(["gspo", "import", path.name, *overrides])
+    pairs = [override.partition("=") for override in overrides]
+    given = [f"{key}={text if shown(key, text) == short(text) else '…'}" for key, _, text in pairs]
+    words = shlex.join(["gspo", "import", path.name, *given])
     head = visible(f"# Made of {KINDS[kind]}'s {path.name} by: {words}").replace("\n", " ")
     text = f"{head}\n" + "".join(_sections(_tree(draft.lines), theirs))
     try:
@@ -95,7 +97,9 @@ def _listed(theirs: Theirs, draft: Draft, found: Mapping[str, tuple[str, str]]) 
             yield f"{WHERE}: not translated; see docs/cluster.md: {len(keys)} keys, of {names}"
         elif keys:
             yield f"{category}:"
-            yield from (f"  {key}: {short(theirs.given[key])}{_then(category, words)}" for key, words in keys.items())
+            yield from (
+                f"  {key}: {shown(key, theirs.given[key])}{_then(category, words)}" for key, words in keys.items()
+            )
     defaults = [line for line in draft.lines if line.origins and not theirs.given.keys() & {*line.origins}]
     if defaults:
         yield "implied, for these are their defaults:"
