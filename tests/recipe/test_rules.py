@@ -142,6 +142,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ),
         ({"teacher": {"path": "t", "prompt": "Hint: {answer}"}}, ["teacher.prompt"]),
         (
+            {"teacher": {"path": "t"}, "actor": TOKENS, "rollout": {**VLLM, "top_p": 0.9}},
+            ["rollout.top_p with rollout.engine: vllm and a teacher"],
+        ),
+        (
             {"teacher": {"prompt": "{prompt} {answer}"}, "actor": TOKENS, "rollout": {"agent": "a.py:solve"}},
             ["teacher.prompt with rollout.agent", "leave prompt out"],
         ),

@@ -54,7 +54,7 @@ def plain_logits(path: Path, texts: list[str]) -> torch.Tensor:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
 def test_a_score_is_the_models_own_of_the_conversation(batch_size: int, tmp_path: Path) -> None:
-    path = save_classifier(tmp_path)
+    path = save_classifier(tmp_path, pad_token_id=3)
     texts = [f"user: 2 + 2?\nassistant: {completion}\n" for completion in COMPLETIONS]
     expected = plain_logits(path, texts)[:, 0].tolist()
     asked = ["2 + 2?"] * len(COMPLETIONS)
@@ -77,8 +77,17 @@ def test_without_a_template_it_reads_one_text_and_of_several_labels_one_is_named
             reward_model(["a"], ["b"], label=wrong, **asked)
 
 
+def test_a_model_without_a_padding_token_reads_one_at_a_time_and_has_no_label_to_choose(tmp_path: Path) -> None:
+    path = save_classifier(tmp_path)
+    assert not scoring._load(str(path), "cpu", False).pads
+    padded = save_classifier(tmp_path / "padded", pad_token_id=3)
+    assert scoring._load(str(padded), "cpu", False).pads
+    with pytest.raises(UserError, match=r"the model has 1 labels(.|\n)*leave out the option label"):
+        reward_model(["a"], ["b"], path=str(path), device="cpu", label=0)
+
+
 def test_a_model_that_padding_changes_reads_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, sizes = save_classifier(tmp_path), list[int]()
+    path, sizes = save_classifier(tmp_path, pad_token_id=3), list[int]()
     original = scoring.Scorer.scores
 
     def with_padding_seen(self: Any, sequences: Any) -> Any:
