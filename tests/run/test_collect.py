@@ -81,11 +81,11 @@ class Stub:
             "trainer_state": lambda steps: TrainerState(global_step=steps),
             "trainer": SimpleNamespace(policy_version=7),
         }
+        given["progress"] = self.progress = replace(self.progress, steps=step - 1)
         run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, sampler=self.sampler, source=None, **given)
         for key in (SamplingKey(seed=recipe.seed, step=place) for place in range(1, 20)):
             for query in self.parts.queries.train:
                 self.owners |= dict.fromkeys(key.response_keys([query.id], 2), (number(query), key))
-        self.progress = replace(self.progress, steps=step - 1)
         before, self.progress = self.progress.batches_drawn, collect(run, recipe, self.progress)
         self.num_rounds = self.progress.batches_drawn - before
         self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point
@@ -197,6 +197,19 @@ def test_no_query_comes_twice_in_a_step_where_epochs_end_in_it_too(size: int, se
         assert len(set(sampled)) == len(sampled) and len(set(numbers(found))) == BATCH
         everything = {*numbers(found), *(number(group.query) for group in found.dropped)}
         assert everything == set(sampled)
+        run.calls.clear()
+
+
+@pytest.mark.parametrize("size", [6, 13, 24])
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_by_difficulty_rounds_go_on_until_all_queries_were_sampled(size: int, seed: int, stub: Any) -> None:
+    run = stub(flat={*range(0, size, 2)}, size=size)
+    for step in range(1, 5):
+        keys = ("queries.sampler=difficulty", "rollout.max_rounds=30", f"seed={seed}")
+        found = run.collect(*DYNAMIC, *keys, step=step)
+        sampled = [one for called in run.calls for one in called]
+        assert len(set(sampled)) == len(sampled) and len(set(numbers(found))) == BATCH
+        assert all(one % 2 for one in numbers(found)) or len(sampled) == size
         run.calls.clear()
 
 
