@@ -42,7 +42,7 @@ class RunError(Exception):
 
 
 class LostRankError(RunError):
-    """One of the processes that train together has ended or is stuck: what they share can no longer be saved."""
+    """The loss of one of the processes that train together: what they share can no longer be saved."""
 
 
 SILENT = 75  # the exit code of a rank that leaves it to another process to say why the run has ended

@@ -44,7 +44,7 @@ _CHUNK = 2  # times rollout.max_rows responses are sampled and judged before the
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation of a model came to.
+    """The outcome of a model's evaluation.
 
     Example: Evaluation(directory=Path("evaluations/my-run"), tree=tree).tree["suites"]["gsm8k"]["numbers"]["pass_at_1"]
     """
@@ -202,7 +202,7 @@ def evaluation_recipe(
 
 
 def evaluation_directories(targets: Sequence[str | Path], out: str | Path | None = None) -> list[Path]:
-    """Where the evaluations of the targets go: `out` for one, below it for several, below evaluations/ without one.
+    """Return where evaluations go: into `out` for one target, below it for several, below evaluations/ without it.
 
     Each is named like its model or run; where two have one name, like the path.
     """

@@ -21,7 +21,7 @@ ShowProgress = Callable[[int, int, str], object]  # how much is done, of how muc
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One question to the policy; groups are keyed by `id`, never by the prompt's text.
+    """A question to the policy; groups are keyed by `id`, never by the prompt's text.
 
     Example: Query(id="train.jsonl:7", prompt="What is 2 + 3?", text="What is 2 + 3?", prompt_ids=(34, 5, 17, 18, 8),
     columns={"answer": "5"})
@@ -93,7 +93,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceStats:
-    """What the update saw of one sequence, in a mini-batch that trained it.
+    """The statistics of one sequence in the update, in a mini-batch that trained it.
 
     Example: SequenceStats(mini_batch=1, num_tokens=2, num_clipped=2, sequence_ratio=1.05, entropy_sum=1.9,
     old_logprobs=tensor([-0.7, -0.2]), log_ratios=tensor([0.08, 0.02])) for a sequence that was clipped as a whole.
@@ -115,7 +115,7 @@ class SequenceStats:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
-    """One response of the policy to a query, with the results of all stages of a step.
+    """A response of the policy to a query, with the results of all stages of a step.
 
     Example, of a response of three tokens as it is sampled:
     Sample(query=query, token_ids=tensor([8, 5, 2]), loss_mask=tensor([True, True, True]), text="= 5",
@@ -189,7 +189,7 @@ class Sample:
 
     @property
     def all_stats(self) -> tuple[SequenceStats, ...]:
-        """One for each epoch that has trained the sample."""
+        """Return the statistics of each epoch that has trained the sample."""
         return () if self.stats is None else (*self.earlier_stats, self.stats)
 
     @property

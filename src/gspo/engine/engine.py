@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """What an engine has added to a prompt; tensors lie on the CPU.
+    """The continuation of a prompt by an engine; tensors lie on the CPU.
 
     Example: Completion(token_ids=tensor([8, 5, 2]), logprobs=tensor([-0.1, -1.2, -0.3]), full_logprobs=None,
     versions=((12, 3),), finish_reason="stop", experts=None)
@@ -96,7 +96,7 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> Mapping[str, str]:
-        """What decides the last bit of the engine's numbers, for the description of a checkpoint's environment."""
+        """Return what decides the last bit of the engine's numbers, for a checkpoint's environment."""
         ...
 
     def take_metrics(self) -> Mapping[str, float]:

@@ -18,7 +18,7 @@ _FREE = ("samples", "about", "queries.path", "queries.limit", "engine")
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How much more often the second of two models passes, over the questions that both have judged responses to.
+    """The difference in how often two models pass, over the questions that both have judged responses to.
 
     Example: Comparison(difference=estimate([[0.5], [0.0]]), won=("gsm8k:7",), lost=(), sign_test=1.0, num_left_out=0)
     """

@@ -93,7 +93,7 @@ def _read_contest(folder: Path) -> Contest:
 
 @contextmanager
 def _answer(path: Path, method: str) -> Iterator[Any]:
-    """What the API answered, saved with or without the envelope of status and result; names the file in any fault."""
+    """Read a saved answer of the API, with or without its envelope of status and result; name the file in any fault."""
     content = b""
     try:
         answer = json.loads(content := path.read_bytes())

@@ -53,7 +53,7 @@ class EvaluationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutScore:
-    """What the responses to the queries of a set come to.
+    """The scores of the responses to the queries of a set.
 
     Example: HeldOutScore(pass_at_1=estimate([[1.0], [0.0]]), function_means={"math": 0.5}, num_responses=2, …)
     """

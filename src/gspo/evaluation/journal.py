@@ -20,7 +20,7 @@ _NEW = "evaluation.json.new"  # until it is whole
 
 
 class Journal:
-    """What is judged in a directory; a process that is killed loses nothing that was added.
+    """The judgements in a directory; a process that is killed loses nothing that was added.
 
     `suites` has, by name, the settings, data, numbers and responses of each as evaluation.json has them. UserError
     where the directory holds the evaluation of another model than `model`, or no evaluation.
@@ -108,7 +108,7 @@ class Journal:
         self._engine, self.suites = tree["engine"], tree["suites"]
 
     def _read_unfinished(self, content: bytes) -> None:
-        """What a killed process has left: whole questions only; the torn last line is cut off."""
+        """Return what a killed process has left: whole questions only; the torn last line is cut off."""
         whole = content[: content.rfind(b"\n") + 1]
         header, *records = map(json.loads, whole.splitlines() or [b"null"])
         if header:  # else the process was killed in its first write

@@ -20,7 +20,7 @@ _GRID = np.linspace(-3000.0, 7000.0, 501)  # ratings at which the bootstrap know
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where one run of a model would have come in one contest.
+    """The place that one run of a model would have had in one contest.
 
     Example: Placement(contest=2024, rerun=0, num_humans=8000, rank=2501.5, rating=1630.2, solved={"A": 1}, …)
     """

@@ -1,4 +1,4 @@
-"""What AReaL's configuration is here; areal.yaml has the keys that need no more than a word."""
+"""The translation of AReaL's configuration; areal.yaml has the keys that need no more than a word."""
 
 from gspo.importing.draft import (
     FILL_IN,

@@ -1,4 +1,4 @@
-"""What becomes of another library's keys: lines of a recipe, and a word on each key that gives none."""
+"""The draft of a recipe from another library's keys: its lines, and a word on each key that gives none."""
 
 import json
 import math
@@ -27,7 +27,7 @@ class Computed(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One value of the recipe, the keys of theirs that it comes from, and what a person should know about it.
+    """A value of the recipe, the keys of theirs that it comes from, and what a person should know about it.
 
     Example: `Line(key="rollout.group_size", value=4, origins=("gconfig.n_samples",))`.
     """
@@ -152,7 +152,7 @@ def model_line(theirs: Theirs, *names: str) -> Line:
 
 
 def rows_of(path: Any) -> tuple[int | None, int | None]:
-    """How many rows the training and the test set of a well-known data set have; None where nobody can know."""
+    """Return how many rows the training and the test set of a well-known data set have; None where nobody can know."""
     words = str(path or "").lower().removesuffix(".parquet").split("/")
     return next((_ROWS[word] for word in reversed(words) if word in _ROWS), (None, None))
 
@@ -193,7 +193,7 @@ def slug(*words: Any) -> str:
 
 
 def said_of(key: str, table: Mapping[str, str]) -> str:
-    """What a table of sentences, each with the patterns of its keys, says of a key."""
+    """Return what a table of sentences, each with the patterns of its keys, says of a key."""
     patterns = ((text, name) for text, names in table.items() for name in names.split())
     return next((text for text, name in patterns if fnmatchcase(key, name)), UNKNOWN)
 

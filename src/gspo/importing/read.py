@@ -41,7 +41,7 @@ def read_theirs(path: Path, overrides: Sequence[str] = ()) -> tuple[str, dict[st
 
 
 def table_of(kind: str) -> Any:
-    """What is said of the keys of a library: its table."""
+    """Read the table of a library, which has what is said of its keys."""
     return read_yaml(files("gspo.importing").joinpath(f"{kind}.yaml").read_text(encoding="utf-8"), where=kind)
 
 

@@ -131,7 +131,7 @@ def _option(call: ast.Call) -> str:
 
 
 def _names(tree: ast.Module) -> dict[str, Any]:
-    """What each name of the file stands for: the node that is first assigned to it, or `module:name` of a function."""
+    """Return what each name of the file means: the node first assigned to it, or `module:name` of a function."""
     names: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

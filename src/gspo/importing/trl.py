@@ -1,4 +1,4 @@
-"""What TRL's GRPOConfig and GRPOTrainer are here; trl.yaml has the keys that need no more than a word."""
+"""The translation of TRL's GRPOConfig and GRPOTrainer; trl.yaml has the keys that need no more than a word."""
 
 import ast
 import math
@@ -150,7 +150,7 @@ def _corrects(theirs: Theirs) -> bool:
 
 
 def _often(theirs: Theirs, updates: int) -> list[Line]:
-    """How often the run is saved and evaluated: TRL counts optimiser steps."""
+    """The lines of how often the run is saved and evaluated: TRL counts optimiser steps."""
     get, note = theirs.value, f"{updates} updates in a step" if updates > 1 else ""
     saves = str(get("save_strategy")) == "steps" and get("save_steps") >= 1
     every = max(int(get("save_steps")) // updates, 1) if saves else 0

@@ -1,4 +1,4 @@
-"""What verl's configuration is here; verl.yaml has the keys that need no more than a word."""
+"""The translation of verl's configuration; verl.yaml has the keys that need no more than a word."""
 
 from typing import Any
 

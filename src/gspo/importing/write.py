@@ -85,7 +85,7 @@ def _sections(tree: Mapping[str, Any], theirs: Theirs, indent: str = "") -> Iter
 
 
 def _listed(theirs: Theirs, draft: Draft, found: Mapping[str, tuple[str, str]]) -> Iterable[str]:
-    """What a person reads: what to fill in, what the original cannot do, then each key in its category."""
+    """The list that a person reads: what to fill in, what the original cannot do, then each key in its category."""
     yield from (
         f"fill in: {line.key}{line.note.removeprefix(FILL_IN)}" for line in draft.lines if line.note.startswith(FILL_IN)
     )

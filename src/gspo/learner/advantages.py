@@ -43,7 +43,7 @@ def with_advantages(
 def rewards_differ(
     groups: Sequence[Group], sampling: RolloutConfig | None = None, actor: ActorConfig | None = None
 ) -> list[bool]:
-    """Whether what the reward functions gave the samples of a group, at their ends or before, differs; for each group.
+    """Tell, for each group, whether what the reward functions gave its samples, at their ends or before, differs.
 
     A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
     `sampling`, only the samples that it keeps in the loss count.

@@ -21,7 +21,7 @@ from gspo.types import Experts, Group, Sample, SequenceStats
 
 @dataclass(frozen=True, kw_only=True)
 class Denominators:
-    """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it.
+    """The divisors of sums over a mini-batch, over all its micro-batches and ranks: no cut can change it.
 
     Example: Denominators(num_sequences=8, tokens={sample: 26.5, …}) at length_norm: mean
     """
@@ -60,7 +60,7 @@ class Loss:
 
 
 class _Pass:
-    """One forward pass over some samples of a mini-batch."""
+    """A forward pass over some samples of a mini-batch."""
 
     def __init__(self, learner: Learner, samples: Sequence[Sample]) -> None:
         self.actor, self.samples = learner.actor, samples
@@ -96,7 +96,7 @@ class _Pass:
 
 
 def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
-    """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
+    """Make a forward pass over some samples of a mini-batch, and compute everything that is learned from it."""
     forward, actor, critic = _Pass(learner, samples), learner.actor, learner.critic
     likelihood, count = forward.likelihood, denominators.num_sequences
     result = _surrogate(forward, denominators)

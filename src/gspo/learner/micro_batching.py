@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Learner:
-    """What a run trains with, and how.
+    """The policy and all that a run trains it with.
 
     Example: Learner(policy=policy, optimizer=Optimizer(policy.model, …), actor=recipe.actor, temperature=1.0)
     """
@@ -90,7 +90,7 @@ def places_of_ranks(learner: Learner, samples: Sequence[Sample], places: Sequenc
 
 
 def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
-    """What the rank with the most to compute of the samples has, over the mean of all ranks; by the cost model."""
+    """Return the cost of the rank with the most to compute of the samples, over the mean of all ranks."""
     if num_ranks() == 1:
         return 1.0
     costs, slowest = [cost for group in _costs(learner, samples) for cost in group], 0.0

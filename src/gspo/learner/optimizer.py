@@ -26,7 +26,7 @@ MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one call of `step` did.
+    """The report of one call of `step`.
 
     Example: StepReport(grad_norm=0.7, learning_rate=1e-6, applied=True)
     """

@@ -42,7 +42,7 @@ Phase = Literal["cold start", "training"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """What may differ from one step of a run to the next.
+    """The settings that may differ from one step of a run to the next.
 
     Example: StepSettings(number=13, rollout=recipe.rollout, actor=recipe.actor)
     """

@@ -50,7 +50,7 @@ class MiniBatchReport:
 
 
 def update(learner: Learner, batch: Batch) -> Iterator[tuple[MiniBatchReport, Batch]]:
-    """One optimiser step for each of the actor's mini-batches, in each of its epochs.
+    """Make an optimiser step for each of the actor's mini-batches, in each of its epochs.
 
     Groups stay whole within a mini-batch, and an epoch has the mini-batches of the one before. After each step it
     yields its report and the batch, in which the samples trained so far have their `stats`. The loss is
@@ -124,7 +124,7 @@ _Seen = tuple[list[dict[str, float]], list[Activation], list[tuple[int, Sample]]
 
 
 def _seen(losses: Sequence[Loss], places: Sequence[int], mini_batch: int, actor: ActorConfig, seconds: float) -> _Seen:
-    """What this rank's passes have shown: their terms, activations, the samples at their places, and their seconds."""
+    """Return what this rank's passes have shown: terms, activations, the samples at their places, seconds."""
     terms: list[dict[str, float]] = []
     if losses:
         rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go

@@ -81,7 +81,7 @@ def curriculum_metrics(rates: PassRates, num_queries: int) -> Metrics:
 
 
 def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
-    """The same names for every evaluation of a run."""
+    """Return the metrics of an evaluation, under the same names for every one of a run."""
     functions = score.function_means if len(score.function_means) > 1 else {}
     home = f"evaluation/{set_name}"
     return {

@@ -230,7 +230,7 @@ def turn_end(tokenizer: Any, queries: QueriesConfig) -> tuple[str, ...]:
 
 
 def turn_marks(tokenizer: Any, queries: QueriesConfig) -> list[str]:
-    """What the chat template writes behind an assistant's last message, and what more before a user's next one."""
+    """Return what the chat template writes behind an assistant's last message, and before a user's next one."""
     answer, asked_on, behind = "Answer 8264.", "Question 3907?", [""]
     said = [{"role": "user", "content": "Question 5173?"}, {"role": "assistant", "content": answer}]
     for messages in (said, [*said, {"role": "user", "content": asked_on}]):

@@ -97,7 +97,7 @@ class Policy:
         return run(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
 
     def forward(self, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """What `compute` makes of the trunk and the head: within the model's own forward pass where it is sharded."""
+        """Return what `compute` makes of trunk and head: within the model's own forward pass where it is sharded."""
         if self.adapter is not None:
             with with_adapter(self.model, self.adapter):
                 return replace(self, adapter=None).forward(compute)
@@ -123,7 +123,7 @@ class Policy:
             yield
 
     def take_part(self, layer: str | None) -> None:
-        """What the other ranks do where rank 0, alone, gathers a layer, or makes a forward pass without gradients."""
+        """Take part, on another rank, where rank 0 gathers a layer or makes a forward pass without gradients."""
         if layer is not None:
             with self.gathered(layer):
                 return

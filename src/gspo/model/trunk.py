@@ -41,7 +41,7 @@ class Pass:
 
 
 def packed_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, keep_logits: bool = False) -> Pass:
-    """One pass over the tokens laid end to end."""
+    """Make a pass over the tokens laid end to end."""
     # A mask of four dimensions is handed on as it is: transformers would build one of N x N.
     no_mask = torch.zeros(1, 1, 1, 1, device=layout.ids.device)
     inputs = {"input_ids": layout.ids[None], "position_ids": layout.positions[None], "attention_mask": no_mask}
@@ -53,7 +53,7 @@ def packed_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, kee
 
 
 def padded_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, keep_logits: bool = False) -> Pass:
-    """One pass a block, whose rows are whole sequences padded on the right, where causality needs no mask."""
+    """Make a pass a block, whose rows are whole sequences padded on the right, where causality needs no mask."""
     passes = []
     for block in layout.blocks:
         replay = None if layout.experts is None else block.pad(layout.experts[block.rows]).flatten(0, 1)

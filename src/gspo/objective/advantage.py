@@ -147,7 +147,7 @@ def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: 
 
 
 def _total(values: Float[Tensor, "B *rest"], groups: Int[Tensor, "B"]) -> Float[Tensor, "B *rest"]:
-    """For each response, the sum of the values over its group."""
+    """Return, for each response, the sum of the values over its group."""
     num_groups = int(groups.max()) + 1 if len(groups) else 0
     return values.new_zeros(num_groups, *values.shape[1:]).index_add_(0, groups, values)[groups]
 

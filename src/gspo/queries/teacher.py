@@ -1,12 +1,13 @@
-"""What a teacher reads in place of a prompt: a text with the prompt and columns that the policy does not see."""
+"""The text that a teacher reads in place of a prompt, with columns that the policy does not see."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.queries.placeholders import fill_in
 from gspo.queries.row import Row
-from gspo.queries.template import fill_in, with_text
+from gspo.queries.template import with_text
 from gspo.types import Query
 
 

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from os.path import commonprefix
 from typing import Any
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError
 from gspo.types import Messages
 
 _IS_BEGUN = "the last message is the assistant's, and the model goes on with it: a right answer goes into a column"
@@ -32,21 +32,6 @@ def with_text(message: Mapping[str, Any], *, where: str) -> dict[str, Any]:
             raise UserError(what, where=where, fix="only texts reach the model: write it as a text, or leave it out")
         text += said
     return {key: value for key, value in message.items() if value is not None} | {"content": text}
-
-
-def fill_in(text: str, values: Mapping[str, Any], *, key: str, where: str) -> str:
-    """The text with the value of each `{name}` in it; braces within values are text.
-
-    UserError, which calls the text by the key that has it, where there is no such value.
-    """
-
-    def value(name: re.Match[str]) -> str:
-        if values.get(name[1]) is None:
-            fix = f"name one of {listed(sorted(values))}"
-            raise UserError(f"{key} names {name[0]}, and the row has no such column", where=where, fix=fix)
-        return str(values[name[1]])
-
-    return re.sub(r"\{([A-Za-z_]\w*)\}", value, text)
 
 
 class ChatTemplate:

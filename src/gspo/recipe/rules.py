@@ -12,7 +12,7 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    tables = (_refused_sources, _refused_objectives, _refused_servers, _refused_phases)
+    tables = (_refused_sources, _refused_turns, _refused_objectives, _refused_servers, _refused_phases)
     return [sentence for table in tables for sentence in _true_sentences(table(recipe))]
 
 
@@ -27,8 +27,6 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
 def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
-    all_rewards = [*rewards, *(reward for suite in recipe.evaluation.suites for reward in suite.reward)]
-    names = {reward.function for reward in all_rewards}
     return {
         """give exactly one of model.path (weights) and model.architecture (a new model)
         """: (model.path is None) == (model.architecture is None),
@@ -65,16 +63,19 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.dynamic_sampling and actor.advantage == "gae",
         """reward: every function has weight 0, which measures only: there is nothing to train on
         """: rewards and not any(reward.weight for reward in rewards),
-        """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
-        model in teacher.path, and leave prompt out
-        """: recipe.teacher.prompt is not None and (rollout.agent or rollout.environment),
-        """teacher.advantage_weight: 0 with rollout.dynamic_sampling, which drops groups that the teacher would train
-        on; set dynamic_sampling: false
-        """: recipe.teacher.is_on and not recipe.teacher.advantage_weight and rollout.dynamic_sampling,
         """early_stop.metric needs early_stop.patience (values without a new best), early_stop.goal, or both
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
         """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
+    }
+
+
+def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
+    """The rules on what stands around a response: tools, environments and agents, segments, and a teacher."""
+    rollout, rewards, teacher = recipe.rollout, recipe.reward, recipe.teacher
+    all_rewards = [*rewards, *(reward for suite in recipe.evaluation.suites for reward in suite.reward)]
+    names = {reward.function for reward in all_rewards}
+    return {
         """rollout.segment_separator with rollout.tools, environment or agent: a response of several turns is not cut
         into segments; leave one out
         """: rollout.has_turns and rollout.segment_separator is not None,
@@ -82,13 +83,21 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: bool(rollout.tools) + (rollout.environment is not None) + (rollout.agent is not None) > 1,
         """rollout.agent writes its own messages: queries.system and template say nothing to it; leave them out (but for
         demonstrations of a cold start)
-        """: rollout.agent and (queries.system or queries.template) and not cold_start.steps,
+        """: rollout.agent and (recipe.queries.system or recipe.queries.template) and not recipe.cold_start.steps,
         """reward: environment is what rollout.environment gives in the end; name a class there
         """: rollout.environment is None and "environment" in names,
         """reward: agent is what rollout.agent returns in the end; name a program there
         """: rollout.agent is None and "agent" in names,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
+        """teacher.prompt must contain {prompt}
+        """: teacher.prompt is not None and "{prompt}" not in teacher.prompt,
+        """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
+        model in teacher.path, and leave prompt out
+        """: teacher.prompt is not None and (rollout.agent or rollout.environment),
+        """teacher.advantage_weight: 0 with rollout.dynamic_sampling, which drops groups that the teacher would train
+        on; set dynamic_sampling: false
+        """: teacher.is_on and not teacher.advantage_weight and rollout.dynamic_sampling,
     }
 
 

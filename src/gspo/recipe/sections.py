@@ -468,7 +468,7 @@ class TeacherConfig(Section):
     path: PathText | None = key(
         None, "A directory or hub id with a [teacher](../guides/teacher.md); by default, with `prompt`, the policy."
     )
-    prompt: Annotated[str, Field(pattern=r"\{prompt\}")] | None = key(
+    prompt: str | None = key(
         None, "What the teacher reads in place of the prompt's text: `{prompt}` in it is that, `{name}` a column."
     )
     coefficient: PositiveFloat = key(1.0, "The weight of a token's log π_teacher/π as its advantage.")

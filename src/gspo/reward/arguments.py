@@ -54,6 +54,7 @@ def arguments_of(
     if missing:
         what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
         fix = "rename the column or the parameter, or give it under the reward's options"
+        fix = "set them under the reward's options" if {*missing} <= {*function.only_options} else fix
         fix = "set per: segment beside the function, or rename the parameter" if "segments" in missing else fix
         raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -235,12 +235,12 @@ def own_response(function: Any, columns: Mapping[str, Any], options: Mapping[str
 def environment(
     completions: Sequence[Any], environment_rewards: Sequence[float | None], **_: Any
 ) -> Sequence[float | None]:
-    """What each response's environment or agent gave in the end; None where it gives nothing."""
+    """Return what each response's environment or agent gave in the end; None where it gives nothing."""
     return environment_rewards
 
 
 def reward_model(prompts: Sequence[Any], completions: Sequence[Any], *, path: str, **options: Any) -> list[float]:
-    """What a sequence classifier says of the prompt with the response: see reward_model.py."""
+    """Return a sequence classifier's scores of the prompt with each response: see reward_model.py."""
     from gspo.reward.reward_model import reward_model as score  # which imports torch
 
     return score(prompts, completions, path=path, **options)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.queries.template import fill_in
+from gspo.queries.placeholders import fill_in
 
 PATTERN = r"score[\"*\s]*[:=][\"*\s]*(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 MAX_KEPT = 2_000  # answers, so that one that has been given is not asked for again

@@ -16,7 +16,7 @@ Arguments = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One value for each completion, or the reason why there are none.
+    """The values of the completions, or the reason why there are none.
 
     Example: Reply(values=[1.0, None, "it returns nan for a completion"]), or
     Reply(kind="raised", what="it raises KeyError: 'answer', at mine.py:2")

@@ -224,7 +224,7 @@ def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tup
 def to_token_rewards(
     value: float | Sequence[float] | str | None, per: Per, sample: Sample
 ) -> float | Float[Tensor, "W"] | str | None:
-    """One reward for all, or one for each token, in float64: a segment's is earned by its last token.
+    """Return one reward for all, or one for each token, in float64: a segment's is earned by its last token.
 
     A text says why there is none, or why the value is not of the right form; None: the function does not apply.
     """

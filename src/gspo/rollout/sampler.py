@@ -27,7 +27,7 @@ Rollout = SingleTurn | Conversation | AgentRollout
 
 
 class Ended:
-    """How many responses have ended, for a display."""
+    """The number of responses that have ended, for a display."""
 
     def __init__(self, engine: Engine) -> None:
         self.num, self.total = 0, 0
@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class Sampler:
-    """What asks an engine for groups.
+    """The sampler, which asks an engine for groups.
 
     Example: Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=0, step=1))
     """

@@ -39,7 +39,7 @@ _STAGES = {  # of a clock; the others take no time
 
 @dataclass(kw_only=True)
 class Activity:
-    """What is waited for.
+    """The thing that is waited for.
 
     Example: Activity(name="evaluating", count=(312, 512, "responses"))
     """
@@ -120,7 +120,7 @@ class Display:
             self._set(outer)
 
     def progress(self, done: int, total: int, unit: str) -> None:
-        """How far that has come which is waited for."""
+        """Show how far that has come which is waited for."""
         if self._activity is not None:
             self._activity.count = (done, total, unit)
 

@@ -31,7 +31,7 @@ Memory = Mapping[str, Mapping[str, float]]
 
 
 def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator[str]:
-    """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
+    """The lines of `gspo check` on memory: both stages, what this machine has, and a note where that is too little."""
     device = device_of(recipe.model.device)
     available = available_bytes(device) / (1 if device.type == "cuda" else num_ranks)
     try:
@@ -55,7 +55,7 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
-    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds."""
+    """Return what a run with these inputs holds on this machine; on a CPU, with the libraries of this process."""
     device, config = device_of(recipe.model.device), _sized(recipe, inputs)
     longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
     memory = memory_of(recipe, config, prompt_tokens=longest, device=device, num_ranks=num_ranks)
@@ -130,7 +130,7 @@ def _count(module: nn.Module) -> int:
 def _by_parameters(
     recipe: Recipe, model: Any, width: int, num_ranks: int
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """What goes by the number of parameters: always, in the update alone, and copied for a checkpoint beside weights.
+    """Return what goes by the number of parameters: always, in the update, and copied for a checkpoint.
 
     Each of several ranks has its share. What it keeps of a parameter is a master, in float32.
     """

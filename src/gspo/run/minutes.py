@@ -22,7 +22,7 @@ _SMALL = 50_000_000  # parameters
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device does in a second.
+    """The speed of a device.
 
     Example: Rates(operations=4.8e11, weights=5e9) of two cores
     """
@@ -50,7 +50,7 @@ def _fastest(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def time_line_of_inputs(recipe: Recipe, inputs: Inputs, rates: Rates) -> str | None:
-    """What `gspo check` says of it: see time_line."""
+    """Return what `gspo check` says of it: see time_line."""
     prompt_tokens = fmean(len(query.prompt_ids) for query in inputs.queries.train)
     evaluated = [(len(each.queries), each.sampling) for each in inputs.evaluation_sets]
     return time_line(recipe, inputs.config, rates, prompt_tokens=prompt_tokens, evaluated=evaluated)

@@ -49,7 +49,7 @@ Functions = Given | Sequence[Given]
 
 @dataclass(frozen=True, kw_only=True)
 class FromPython:
-    """What `gspo.train` is given beside the recipe, or instead of its own.
+    """The objects that `gspo.train` is given beside the recipe, or instead of its own.
 
     Example: FromPython(queries=[{"prompt": "2 + 3 =", "answer": "5"}])
     """
@@ -65,7 +65,7 @@ NOTHING = FromPython()
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
+    """The things that a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
 
     Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
     """
@@ -87,7 +87,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Inputs):
-    """What the loop works with.
+    """The inputs that the loop works with.
 
     Example: prepare(recipe, trainer).queries.train[0] is a Query.
     """

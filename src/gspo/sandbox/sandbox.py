@@ -23,7 +23,7 @@ SPARE_SECONDS = 30.0  # after the wall time, for the server of a busy machine to
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one run may use, of all its processes together; wall_seconds None is 5 · cpu_seconds + 10."""
+    """The limits of one run, of all its processes together; wall_seconds None is 5 · cpu_seconds + 10."""
 
     cpu_seconds: float = 6.0
     wall_seconds: float | None = None  # for programs that sleep: a busy machine must not reach it
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What came of a run."""
+    """The outcome of a run."""
 
     ending: Ending  # finished: exit status 0, or the call returned; failed: an exception, another status
     output: bytes  # standard output, at most output_bytes

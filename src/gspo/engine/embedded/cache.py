@@ -12,7 +12,7 @@ _SPARE_TOKENS = 32  # room added beyond need at each growth, so that most steps 
 
 
 class InPlaceLayer(DynamicLayer):
-    """One attention layer's keys and values [R, heads, T, dim] in buffers with room to grow.
+    """The keys and values [R, heads, T, dim] of an attention layer in buffers with room to grow.
 
     transformers' own layer concatenates, which copies the whole cache for every token.
     """

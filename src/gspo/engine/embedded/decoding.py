@@ -29,7 +29,7 @@ _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in 
 
 
 class Means(IntEnum):
-    """What a model is decoded with, from the fastest on; proof.py finds the first that is right for it."""
+    """The means of decoding a model, from the fastest on; proof.py finds the first that is right for it."""
 
     FAST = 0  # the decoder of fast_decode.py stands in for the model's modules
     OWN_MODULES = 1

@@ -199,7 +199,7 @@ class EmbeddedEngine:
         at_publish: AtPublish = "none",
         num_threads: int | None = None,
     ) -> None:
-        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed."""
+        """Give the trainer and the engine `num_threads` of the cores each, until the engine is closed."""
         self._policy, self._copy = policy, copy
         self._threads_before, self._num_threads = torch.get_num_threads(), num_threads
         if num_threads is not None:

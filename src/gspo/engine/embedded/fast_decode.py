@@ -1,4 +1,4 @@
-"""One more token a row through the usual decoder, without what transformers does around every operator.
+"""A token more for each row through the usual decoder, without what transformers does around every operator.
 
 A step of decoding with a small model, or on a GPU, is mostly overhead: masks, cache bookkeeping, module calls, norms of
 seven operators. The decoder that most families share (Llama's, with or without norms of query and key) is written out

@@ -1,4 +1,4 @@
-"""What a decoding has sampled so far, and the completions made of it."""
+"""The transcript of a decoding: what was sampled so far, and the completions made of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Transcript:
         full_logprob: Float[Tensor, "R"] | None = None,
         experts: Integer[Tensor, "R L K"] | None = None,
     ) -> None:
-        """One more token for each of the completions `index`, and the experts that the token before it was sent to."""
+        """Add a token to each of the completions `index`, and the experts that the token before it was sent to."""
         self._steps.append((index, token, logprob, full_logprob, experts))
         self.num_steps += 1
 
@@ -72,7 +72,7 @@ class Transcript:
         ]
 
     def change_weights(self, version: int, *, is_next_drawn: bool) -> None:
-        """What is added from now on was drawn with the weights of this version, or what comes after the next tokens."""
+        """Note that what is added from now on, or after the next tokens, was drawn with the weights of this version."""
         self._versions.append(version)
         self._changes.append(self.num_steps + is_next_drawn)
 

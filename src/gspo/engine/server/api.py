@@ -1,4 +1,4 @@
-"""What gspo asks of a server, in the server's own words: a protocol that vLLM and SGLang have."""
+"""The requests to a server, in the server's own words: a protocol that vLLM and SGLang have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ def completion_of(
 
 @runtime_checkable
 class ServerApi(Protocol):
-    """One kind of server."""
+    """A kind of server."""
 
     name: str
     about_path: str  # where a GET says what `check` reads

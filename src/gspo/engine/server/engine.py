@@ -126,7 +126,7 @@ class ServerEngine:
             raise
 
     def take_metrics(self) -> Mapping[str, float]:
-        """What publishing took since the last call and what has failed; the gap of the last proof, if there was one."""
+        """Return what publishing took since the last call, what has failed, and the gap of the last proof, if any."""
         fleet, gap = self._fleet, self._fleet.gap
         measured = {
             "publish_seconds": fleet.publish_seconds,

@@ -35,7 +35,7 @@ _FOUND_SECONDS = 30.0  # in which a server that runs already must answer
 
 
 class Fleet:
-    """One server or several, all with the same weights; `label` names these."""
+    """The servers of a run, one or several, all with the same weights; `label` names these."""
 
     def __init__(
         self,

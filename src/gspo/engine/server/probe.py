@@ -26,7 +26,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """How far the server's log-likelihoods of its own tokens are from the policy's, in nats a token.
+    """Return how far the server's log-likelihoods of its own tokens are from the policy's, in nats a token.
 
     Example: Gap(mean=2e-6, most=9e-6, tolerance=1e-4) of weights that are the policy's.
     """

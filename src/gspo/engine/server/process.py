@@ -45,7 +45,7 @@ class Process(Protocol):
 
 @runtime_checkable
 class Host(Protocol):
-    """Where a server is started: this machine, or another of a cluster."""
+    """The place where a server is started: this machine, or another of a cluster."""
 
     @property
     def address(self) -> str:

@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 
 class Address:
-    """Where a server listens, and the key that it wants."""
+    """The address where a server listens, and the key that it wants."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/")

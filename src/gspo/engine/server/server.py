@@ -1,4 +1,4 @@
-"""One server: where it listens and, where this run has started it, its process."""
+"""A server: where it listens and, where this run has started it, its process."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What can be known of an engine's settings before it is started; gspo check asks it, too."""
+"""Checks of an engine's settings before it is started; gspo check makes them, too."""
 
 import subprocess
 import sys

@@ -75,7 +75,7 @@ class SglangApi:
         }
 
     def sample(self, request: SampleRequest) -> Request:
-        """One request for all completions: the prompt is read once. SGLang has no use for the seed."""
+        """Make one request for all completions: the prompt is read once. SGLang has no use for the seed."""
         sampling = request.sampling
         assert not sampling.is_shaped, "log-likelihoods would be of the distribution before top_p, top_k and min_p"
         parameters = {**_WHOLE, "n": len(request.prompts), "temperature": sampling.temperature}

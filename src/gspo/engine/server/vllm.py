@@ -106,7 +106,7 @@ class VllmApi:
         }
 
     def sample(self, request: SampleRequest) -> Request:
-        """One request for all completions: the prompt is read once."""
+        """Make one request for all completions: the prompt is read once."""
         sampling = request.sampling
         parameters = {
             "n": len(request.prompts),
