@@ -1,6 +1,7 @@
 """The memory formula of `gspo check`: a table by model size, or compared with runs on this CPU (a few minutes).
 
 python -m benchmarks.memory
+python -m benchmarks.memory --plans
 python -m benchmarks.memory --measure
 """
 
@@ -17,6 +18,7 @@ import torch
 
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.run.memory import Memory, memory_of, memory_of_inputs
+from gspo.run.plan import plan
 from gspo.run.prepare import load_inputs
 
 GSM8K = {"queries_per_step": 64, "group_size": 8, "max_new_tokens": 1024}
@@ -59,6 +61,12 @@ RUNS: dict[str, tuple[Mapping[str, Any], list[str]]] = {  # of recipes/arithmeti
     "47 M, vocabulary of 50,000": (WIDE, ["actor.kl.coefficient=0.01", "rollout.max_new_tokens=40"]),
 }
 SMOLLM2 = ["recipes/smollm2_sums.yaml", "steps=1", "evaluation.num_queries=0", "evaluation.suites=[]"]
+AHEAD = "rollout.engine=vllm rollout.vllm.python=.venv-vllm/bin/python rollout.max_staleness=2"
+PLANS = [  # of recipes/gsm8k.yaml: the model, whose config.json is enough, what else is other, and the GPUs
+    ("Qwen2.5-0.5B", "model.lora={}", "1xRTX4090-24GB"),
+    ("Qwen2.5-7B", "rollout.max_new_tokens=4096", "8xH100-80GB"),
+    ("Qwen3-30B-A3B", f"rollout.max_new_tokens=8192 {AHEAD}", "64xH100-80GB"),
+]
 
 
 def odd(completion_ids: list[list[int]], **columns: object) -> list[float]:
@@ -83,6 +91,18 @@ def table() -> str:
         cells = [f"{parts['weights'] / 2e9:.1f} billion", *(f"{size / 2**30:.0f} GiB" for size in stages)]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
+
+
+def plans() -> str:
+    """What `gspo plan` says of three models."""
+    parts = []
+    for name, words, gpus in PLANS:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
+            lines = plan(load_recipe("recipes/gsm8k.yaml", [f"model.path={directory}", *words.split()]), gpus)
+            command = f"$ gspo plan recipes/gsm8k.yaml model.path={name} {words} --on {gpus}"
+            parts.append("\n".join([command, *lines]))
+    return "\n\n".join(parts)
 
 
 def memory_by(config: Any, actor: Mapping[str, Any]) -> Memory:
@@ -135,4 +155,6 @@ def peak(words: list[str]) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="make the runs")
-    print(compare() if parser.parse_args().measure else table())
+    parser.add_argument("--plans", action="store_true", help="show what `gspo plan` says of three models")
+    options = parser.parse_args()
+    print(compare() if options.measure else plans() if options.plans else table())

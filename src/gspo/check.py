@@ -19,9 +19,10 @@ from gspo.reward.builtin import environment
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.rollout.tools import Tools
-from gspo.run.memory import memory_lines
+from gspo.run.memory import longest_prompt, memory_lines, sized
 from gspo.run.minutes import measured_rates, time_line_of_inputs
 from gspo.run.place import check_place
+from gspo.run.plan import gpus_of, plan_lines
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, changes_of, objective, shown_tokens
 from gspo.trackers.tracker import check_trackers
@@ -33,11 +34,14 @@ def check(
     say: Callable[[str], object] = lambda _: None,
     *,
     num_ranks: int = 1,
+    on: str | None = None,
 ) -> Iterator[str]:
     """Yield what a run of the recipe, or of its mapping or file, would be, line by line; UserError at the first fault.
 
-    `say` is called with what is waited for next. `num_ranks` processes of this machine would run it.
+    `say` is called with what is waited for next. `num_ranks` processes of this machine would run it. `on` are GPUs
+    such as 8xH100-80GB, which need not be here, on which it is planned as well.
     """
+    gpus = None if on is None else gpus_of(on)
     recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
     inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
@@ -66,6 +70,8 @@ def check(
     rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
     if num_ranks == 1 and (line := time_line_of_inputs(recipe.at_longest, inputs, rates)) is not None:
         yield f"time        {line}"
+    if gpus is not None:
+        yield from plan_lines(recipe, sized(recipe, inputs), gpus, longest_prompt(inputs))
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:

@@ -353,8 +353,16 @@ def _check(options: Namespace) -> None:
     from gspo.check import check
 
     with display.waiting("loading the recipe's parts") as say:
-        for line in check(recipe, say, num_ranks=options.processes or 1):
+        for line in check(recipe, say, num_ranks=options.processes or 1, on=options.on):
             _note(line)
+
+
+def _plan(options: Namespace) -> None:
+    from gspo.recipe.load import load_recipe
+
+    recipe = load_recipe(options.target, options.overrides)
+    with _waiting("computing"):
+        _note("\n".join(import_module("gspo.run.plan").plan(recipe, options.on)))
 
 
 def _eval(options: Namespace) -> None:
@@ -438,6 +446,7 @@ _COMMANDS: dict[str, Callable[[Namespace], int | None]] = {  # by the first word
     "launch": _launch,
     "eval": _eval,
     "check": _check,
+    "plan": _plan,
     "report": _report,
     "view": _view,
     "show": _show,

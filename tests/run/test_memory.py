@@ -281,3 +281,31 @@ def test_the_guides_table_of_model_sizes_is_the_formulas() -> None:
 
     guide = Path(__file__).parents[2] / "docs" / "guides" / "memory.md"
     assert table() in guide.read_text(encoding="utf-8")
+
+
+def test_ranks_gather_two_layers_beside_activations_or_all_the_rest_when_these_are_freed() -> None:
+    """By MemTracker (benchmarks/tracked_memory.py); of weights in bfloat16, whose gradients are added in float32."""
+    outside = (2 * 100 + 1) * 64
+    layer = 2 * 64 * 4 * 16 + 2 * 64 * 2 * 16 + 3 * 64 * 160 + 2 * 64 + 2 * 16
+    short = {"queries_per_step": 4, "group_size": 2, "max_new_tokens": 1}
+    few = {"actor": {"micro_batch_tokens": 11, "gradient_checkpointing": True}, "rollout": short}
+    many = computed(GPU, num_ranks=2, rollout={"max_new_tokens": 400})
+    assert many["in the update"]["a layer, gathered"] == 6 * 2 * layer + 2 * outside
+    model = {"architecture": {**SHAPE, "vocab_size": 50_000}, "tokenizer": "fit"}
+    wide = memory_of(
+        make_recipe(
+            {
+                "name": "m",
+                "steps": 1,
+                "model": model,
+                "queries": {"procedural": {"task": "chain_sum"}},
+                "reward": "math",
+                **few,
+            }
+        ),
+        config_of(vocab_size=50_000),
+        prompt_tokens=10,
+        device=GPU,
+        num_ranks=2,
+    )["in the update"]
+    assert wide["a layer, gathered"] == 8 * (2 * 50_000 + 1) * 64 - wide["activations"]

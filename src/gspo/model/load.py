@@ -29,12 +29,15 @@ _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 
-def load_config(recipe: ModelConfig) -> Any:
-    """The transformers configuration of the recipe's model, as its files have it; UserError if there is none."""
+def load_config(recipe: ModelConfig, *, is_whole: bool = True) -> Any:
+    """The transformers configuration of the recipe's model, as its files have it; UserError if there is none.
+
+    Without `is_whole`, config.json is enough, and no weights need lie beside it.
+    """
     for name in _OWN_KEYS & recipe.kwargs.keys():
         fix = "set model.attn_implementation, model.device, model.dtype or model.trust_remote_code"
         raise UserError(f"{name} is not taken here", where="model.kwargs", fix=fix)
-    config = _read_config(recipe) if recipe.architecture is None else _made_config(recipe.architecture)
+    config = _read_config(recipe, is_whole) if recipe.architecture is None else _made_config(recipe.architecture)
     if recipe.attn_implementation is not None:
         config._attn_implementation = recipe.attn_implementation
     return config
@@ -250,17 +253,17 @@ def token_id(token: str, tokenizer: Any, *, where: str) -> int:
     raise UserError(f"{token!r} is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
 
 
-def _read_config(recipe: ModelConfig) -> Any:
+def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
     from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
     path = str(recipe.path)
     place = Path(path)
     _refuse_missing_directory(path, "model.path")
     if (base := base_of(path)) != path:  # which is read in its place
-        return _read_config(recipe.model_copy(update={"path": base}))
+        return _read_config(recipe.model_copy(update={"path": base}), is_whole)
     if place.exists() and not (place / "config.json").is_file():
         raise UserError("no config.json here, so this is no model directory", where=path)
-    if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
+    if is_whole and place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
     with _faults_named(path):

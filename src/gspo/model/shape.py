@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 
 def heads_of(text: Any) -> tuple[int, int, int]:
     """The heads of queries, those of keys, and a head's size."""
@@ -17,3 +19,12 @@ def inner_size(text: Any) -> int:
         inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
         inner += getattr(text, "shared_expert_intermediate_size", None) or 0
     return inner
+
+
+def active_parameters(model: nn.Module, text: Any) -> tuple[int, int]:
+    """The parameters of which a token's products are made, and those in experts; without experts all, and 0."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    in_experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    number = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
+    chosen = min(1.0, (getattr(text, "num_experts_per_tok", None) or number) / number)
+    return round(sum(sizes.values()) - in_experts * (1 - chosen)), in_experts

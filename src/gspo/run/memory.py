@@ -36,7 +36,7 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
     available = available_bytes(device) / (1 if device.type == "cuda" else num_ranks)
     try:
         memory = memory_of_inputs(recipe, inputs, num_ranks)
-        disk, has_room = disk_line(recipe, _sized(recipe, inputs))
+        disk, has_room = disk_line(recipe, sized(recipe, inputs))
     except Exception as error:  # of transformers, or of the model's own code
         yield f"memory      cannot be computed: {one_line(error)}"
         return
@@ -56,16 +56,20 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
     """Return what a run with these inputs holds on this machine; on a CPU, with the libraries of this process."""
-    device, config = device_of(recipe.model.device), _sized(recipe, inputs)
-    longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
-    memory = memory_of(recipe, config, prompt_tokens=longest, device=device, num_ranks=num_ranks)
+    device, config = device_of(recipe.model.device), sized(recipe, inputs)
+    memory = memory_of(recipe, config, prompt_tokens=longest_prompt(inputs), device=device, num_ranks=num_ranks)
     if device.type == "cuda":
         return memory
     libraries = {"libraries": float(psutil.Process().memory_info().rss)}
     return {stage: {**parts, **libraries} for stage, parts in memory.items()}
 
 
-def _sized(recipe: Recipe, inputs: Inputs) -> Any:
+def longest_prompt(inputs: Inputs) -> int:
+    """The tokens of the longest prompt."""
+    return max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
+
+
+def sized(recipe: Recipe, inputs: Inputs) -> Any:
     """The configuration, with a new model's vocabulary."""
     config = deepcopy(inputs.config)
     if recipe.model.architecture is not None:
@@ -93,7 +97,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
     if rollout.engine == "embedded" and not rollout.is_in_trainer:
         held |= {"engine's weights": weights, **sampling}
     if num_ranks > 1:
-        update["a layer, gathered"] = (width + 4) * _largest_units(model)
+        update["a layer, gathered"] = _gathered(model, width, activations)
         sampling["weights, gathered"] = weights * rollout.is_in_trainer  # a server has the weights it samples with
     if device.type == "cpu":  # where a GPU's copies lie, too
         sampling["checkpoint's copy"] = copied + _saved(model, width)
@@ -186,11 +190,17 @@ def _saved(model: Any, width: int) -> float:
     return 4.0 * sum(p.numel() for p in adapter_of(model).values()) if has_adapter(model) else width * _count(model)
 
 
-def _largest_units(model: Any) -> int:
-    """The parameters that a rank has gathered at a time: two layers, and all that is in none."""
+def _gathered(model: Any, width: int, activations: float) -> float:
+    """The bytes of what a rank has gathered beside a pass's activations, or in their place when they are freed.
+
+    With them there are two layers and their gradients, and the weights of all that is in no layer. The gradients of
+    these are added up at the end, in float32.
+    """
     layers = max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=[])
     sizes = [*map(_count, layers)]
-    return _count(model) - sum(sizes) + 2 * max(sizes, default=0)
+    outside = _count(model) - sum(sizes)
+    under_way = (width + 4) * 2 * max(sizes, default=0) + width * outside
+    return max(under_way, (2 * width + 4) * outside - activations)
 
 
 def available_bytes(device: torch.device) -> float:

@@ -100,15 +100,23 @@ def _sampling_seconds(
 
 
 def _training_seconds(recipe: Recipe, num_parameters: int, prompt_tokens: float, rates: Rates) -> float:
-    """Two operations a parameter and token forwards, four backwards; a group shares its prompt."""
-    rollout, actor = recipe.rollout, recipe.actor
+    """The time of all passes; a group shares its prompt."""
+    rollout = recipe.rollout
     num_tokens = rollout.queries_per_step * (rollout.group_size * rollout.max_new_tokens + prompt_tokens)
-    passes = 6.0 * actor.epochs + 2.0 * (actor.kl.coefficient > 0)
+    return operations(recipe) * num_parameters * num_tokens / (rates.operations * _EFFICIENCY)
+
+
+def operations(recipe: Recipe) -> float:
+    """The operations of a step's training for each parameter and token: two forwards, four backwards."""
+    actor = recipe.actor
+    update = 4.0 if recipe.model.lora else 6.0  # frozen weights have no gradient
+    number = (update + 2 * actor.gradient_checkpointing) * actor.epochs
+    number += 2 * (actor.kl.coefficient > 0) + 2 * recipe.teacher.is_on
     if actor.old_logprobs == "recompute":
-        passes += 2 * (1 - 1 / actor.mini_batches)
+        number += 2 * (1 - 1 / actor.mini_batches)
     if actor.advantage == "gae" and recipe.critic.trunk == "own":
-        passes += 6 * actor.epochs + 2
-    return passes * num_parameters * num_tokens / (rates.operations * _EFFICIENCY)
+        number += 6 * actor.epochs + 2
+    return number
 
 
 def in_words(seconds: float) -> str:

@@ -1,0 +1,225 @@
+"""A plan for GPUs that are not here: what fits by the formula of memory, and what a step's time goes by."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from gspo import cli
+from gspo.check import check
+from gspo.errors import UserError
+from gspo.recipe.load import make_recipe, overridden
+from gspo.recipe.schema import Recipe
+from gspo.run.memory import memory_of
+from gspo.run.plan import (
+    CARDS,
+    PROMPT_TOKENS,
+    Gpus,
+    Work,
+    changes_to_fit,
+    gpus_of,
+    largest_micro_batch,
+    plan,
+    seconds_of,
+    servers_of,
+    work_of,
+)
+
+DENSE: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+MIXTURE: dict[str, Any] = {
+    **DENSE,
+    **EXPERTS,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+}
+
+
+def recipe_of(*words: str, **sections: Any) -> Recipe:
+    tree: dict[str, Any] = {"name": "p", "steps": 10, "model": {"path": "m"}, "queries": {"path": "absent.jsonl"}}
+    tree |= {"reward": "math", **sections}
+    for word in words:
+        tree = overridden(tree, word)
+    return make_recipe(tree)
+
+
+def sized(recipe: Recipe, shape: dict[str, Any]) -> tuple[Any, Work]:
+    config = AutoConfig.for_model(**shape)
+    return config, work_of(recipe, config, PROMPT_TOKENS)
+
+
+def most(recipe: Recipe, config: Any, num_ranks: int) -> float:
+    options: dict[str, Any] = {"prompt_tokens": PROMPT_TOKENS, "device": torch.device("cuda"), "num_ranks": num_ranks}
+    return max(sum(parts.values()) for parts in memory_of(recipe, config, **options).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "name"),
+    [
+        ("8xH100-80GB", 8, "H100-80GB"),
+        ("16xa100-40gb", 16, "A100-40GB"),
+        ("H200", 1, "H200-141GB"),
+        ("2xRTX4090", 2, "RTX4090-24GB"),
+    ],
+)
+def test_gpus_are_read(text: str, number: int, name: str) -> None:
+    assert gpus_of(text) == Gpus(number=number, name=name)
+
+
+@pytest.mark.parametrize("text", ["8xH1000", "0xH100-80GB", "A100", "eight", "", "8x"])
+def test_other_gpus_are_refused_with_all_that_there_are(text: str) -> None:
+    with pytest.raises(UserError, match="--on") as error:
+        gpus_of(text)
+    assert "H100-80GB" in str(error.value) and "L4-24GB" in str(error.value)
+
+
+def test_sizes_of_a_mixture_are_those_of_its_layers() -> None:
+    config, work = sized(recipe_of(), MIXTURE)
+    attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
+    other = 4 * (attention + 128 * 2048 + 2 * 2048 + 2 * 128) + 2048 + 2 * 152_064 * 2048
+    assert work.in_experts == 4 * 128 * 3 * 2048 * 768
+    assert work.parameters == work.in_experts + other
+    assert work.active == pytest.approx(work.in_experts / 16 + other)
+    assert work.chosen == pytest.approx(1 / 16)
+    assert work.cached == 2 * 2 * 4 * 4 * 128
+    assert config.num_hidden_layers == work.layers
+
+
+def test_what_is_proposed_fits_and_the_step_before_it_does_not() -> None:
+    gpus, recipe = gpus_of("8xH100-80GB"), recipe_of("rollout.max_new_tokens=4096")
+    config, work = sized(recipe, DENSE)
+    assert most(recipe, config, 8) > gpus.room
+    changes = changes_to_fit(recipe, config, gpus, work, 8)
+    assert changes == ["actor.micro_batch_tokens=4608"]
+    assert most(recipe_of("rollout.max_new_tokens=4096", *changes), config, 8) <= gpus.room
+    assert most(recipe_of("rollout.max_new_tokens=4096", "actor.micro_batch_tokens=8192"), config, 8) > gpus.room
+
+
+def test_what_no_change_makes_fit_has_none() -> None:
+    recipe, gpus = recipe_of(), gpus_of("1xL4")
+    config, work = sized(recipe, {**DENSE, "num_hidden_layers": 56})
+    assert changes_to_fit(recipe, config, gpus, work, 1) is None
+    config, work = sized(recipe, DENSE)
+    with_adapter = changes_to_fit(recipe, config, gpus, work, 1)
+    assert with_adapter is not None and with_adapter[-1] == "model.lora={}"
+
+
+def test_the_largest_micro_batch_fits_and_its_double_does_not() -> None:
+    gpus, recipe = gpus_of("8xH200"), recipe_of("actor.micro_batch_tokens=2048")
+    config, work = sized(recipe, DENSE)
+    tokens = largest_micro_batch(recipe, config, gpus, work, 8)
+    assert most(recipe_of(f"actor.micro_batch_tokens={tokens}"), config, 8) <= gpus.room
+    assert most(recipe_of(f"actor.micro_batch_tokens={2 * tokens}"), config, 8) > gpus.room
+
+
+def test_time_goes_by_products_and_by_what_is_read() -> None:
+    recipe = recipe_of("actor.micro_batch_tokens=100000", "actor.old_logprobs=engine")
+    _, work = sized(recipe, DENSE)
+    sampling, training = seconds_of(recipe, work, gpus_of("1xH100-80GB"), 0)
+    tokens = 64 * (8 * 1024 + 512)
+    assert training == pytest.approx(6 * work.parameters * tokens / (0.4 * 989e12))
+    cache = 512 * work.cached * (512 + 1024 / 2)
+    assert sampling == pytest.approx(1024 * (2 * work.parameters + cache) / (0.6 * 3350e9))
+    half = seconds_of(recipe, work, gpus_of("2xH100-80GB"), 0)
+    assert half[1] == pytest.approx(training / 2)
+    assert sampling / 2 < half[0] < sampling, "each reads all weights"
+
+
+def test_small_micro_batches_wait_for_weights_of_other_ranks() -> None:
+    times = []
+    for tokens in (1536, 3072):
+        recipe = recipe_of(f"actor.micro_batch_tokens={tokens}")
+        _, work = sized(recipe, DENSE)
+        times.append(seconds_of(recipe, work, gpus_of("16xRTX4090"), 0)[1])
+    micro_batches = 64 * (8 * 1024 + 512) // 4 // 16 // 1536 + 1
+    assert times[0] == pytest.approx(8 * work.parameters * 4 * micro_batches / 14e9)
+    assert times[1] < 0.6 * times[0]
+
+
+def test_a_token_goes_through_the_experts_that_it_chooses_and_its_neighbours_read_more() -> None:
+    recipe = recipe_of("rollout.queries_per_step=4", "rollout.group_size=2", "actor.old_logprobs=engine")
+    _, work = sized(recipe, MIXTURE)
+    sampling, training = seconds_of(recipe, work, gpus_of("1xB200"), 0)
+    assert training == pytest.approx(6 * work.active * 4 * (2 * 1024 + 512) / (0.4 * 2250e12))
+    read = 2 * (work.parameters - work.in_experts * (15 / 16) ** 8) + 8 * work.cached * (512 + 1024 / 2)
+    assert sampling == pytest.approx(1024 * read / (0.6 * 7700e9))
+
+
+def test_servers_take_the_gpus_that_the_recipe_names() -> None:
+    named = recipe_of(rollout={"engine": "vllm", "vllm": {"python": "p", "devices": ["0,1", "2,3"]}})
+    config, work = sized(named, DENSE)
+    assert servers_of(named, config, work, gpus_of("8xH100-80GB")) == 4
+    placed = recipe_of(rollout={"engine": "sglang"}, cluster={"engines": 3, "gpus_per_engine": 2})
+    assert servers_of(placed, config, work, gpus_of("8xH100-80GB")) == 6
+
+
+def test_a_split_is_chosen_where_the_recipe_names_none() -> None:
+    """No other split has a step that is shorter by more than a twentieth, and the rest can train the model."""
+    sections = {"engine": "vllm", "vllm": {"python": "p"}, "max_staleness": 2}
+    recipe, gpus = recipe_of(rollout=sections), gpus_of("8xH100-80GB")
+    config, work = sized(recipe, DENSE)
+    chosen = servers_of(recipe, config, work, gpus)
+    steps = {number: max(seconds_of(recipe, work, gpus, number)) for number in range(1, 7)}
+    assert steps[chosen] <= 1.05 * min(steps.values())
+    assert changes_to_fit(recipe, config, gpus, work, 8 - chosen) is not None
+
+
+@pytest.mark.parametrize("shape", [DENSE, MIXTURE], ids=["dense", "mixture"])
+def test_a_plan_needs_config_json_and_nothing_else(
+    shape: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "num_hidden_layers": 2}))
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("{name: r, steps: 5, model: {path: .}, queries: {path: absent.jsonl}, reward: absent:function}")
+    assert cli.main(["plan", str(recipe), "--on", "4xA100-80GB", "queries.max_prompt_tokens=300"]) == 0
+    said = capsys.readouterr().out
+    assert "4 × A100-80GB: 80 GiB, 312 TFLOP/s" in said and "prompts of 300 tokens" in said
+    assert "processes   4," in said and "in the update: it fits" in said and "5 steps" in said
+    assert "tokens of responses a second and GPU" in said
+
+
+def test_what_is_too_much_is_said_with_what_would_fit(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    recipe = recipe_of("rollout.max_new_tokens=4096", model={"path": str(tmp_path)})
+    said = "\n".join(plan(recipe, "8xH100-80GB"))
+    assert "in the update: TOO MUCH" in said and "it fits with actor.micro_batch_tokens=4608" in said
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 56}))
+    lines = list(plan(recipe, "1xL4"))
+    assert "no setting that gspo knows of makes it fit" in lines[-1], "and no time of what cannot be"
+
+
+def test_all_gpus_are_left_to_servers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MIXTURE, "num_hidden_layers": 1}))
+    rollout = {"engine": "vllm", "vllm": {"python": "p", "devices": ["0", "1"]}}
+    assert (
+        "none is left to train on" in list(plan(recipe_of(rollout=rollout, model={"path": str(tmp_path)}), "2xL4"))[-1]
+    )
+
+
+def test_a_cards_name_has_its_memory() -> None:
+    for name, card in CARDS.items():
+        assert 0.9 * int(name.rpartition("-")[2].removesuffix("GB")) <= card.memory <= 192
+
+
+def test_a_check_plans_with_the_prompts_of_the_data() -> None:
+    lines = list(check(Path(__file__).parents[2] / "recipes" / "arithmetic.yaml", on="1xL4"))
+    queries = next(line for line in lines if line.startswith("one prompt"))
+    planned = next(line for line in lines if line.startswith("lengths"))
+    longest = int(planned.split("prompts of ")[1].split()[0])
+    assert int(queries.split()[2]) <= longest < 40
+    assert any(line.startswith("on          1 × L4-24GB") for line in lines)
