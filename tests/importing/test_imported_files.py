@@ -296,6 +296,10 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
             "use_vllm=true vllm_importance_sampling_mode=token_truncate",
             {"actor.correction": "tis", "actor.correction_high": 3.0},
         ),
+        (
+            "use_vllm=true vllm_importance_sampling_mode=token_truncate vllm_importance_sampling_cap=2.0",
+            {"actor.correction": "tis", "actor.correction_high": 2.0},
+        ),
         ("use_vllm=true", {"actor.correction": "none"}),  # the product over a response has no counterpart
         ("num_processes=8 max_steps=80 warmup_steps=0.1", {"actor.optimizer.warmup_steps": 8}),
         ("weight_decay=0.1", {"actor.optimizer.no_decay": ["*norm*", "*.bias"]}),

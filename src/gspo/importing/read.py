@@ -23,7 +23,7 @@ def read_theirs(path: Path, overrides: Sequence[str] = ()) -> tuple[str, dict[st
     text = _text(path)
     pairs = [_pair(override) for override in overrides]
     if path.suffix == ".py":
-        return "trl", {**python_arguments(text, where=str(path)), **dict(pairs)}
+        return "trl", _named_anew("trl", {**python_arguments(text, where=str(path)), **dict(pairs)})
     is_yaml, tree = path.suffix in (".yaml", ".yml", ".json", ""), dict[str, Any]()
     words = None if is_yaml else shell_words(text)
     try:
@@ -37,7 +37,13 @@ def read_theirs(path: Path, overrides: Sequence[str] = ()) -> tuple[str, dict[st
         raise UserError(what, where=str(path), fix=f"gspo train {path}" if _is_ours(tree) else _WANTED)
     for key, value in pairs:
         _set(tree, key.split(".") if kind != "trl" else [key], value)
-    return kind, _flat(_resolved(tree, (tree, table_of(kind)["defaults"]), (), str(path)))
+    return kind, _named_anew(kind, _flat(_resolved(tree, (tree, table_of(kind)["defaults"]), (), str(path))))
+
+
+def _named_anew(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The keys by the names that the library has for them today."""
+    names = table_of(kind).get("renamed", {})
+    return {names.get(key, key): value for key, value in given.items()}
 
 
 def table_of(kind: str) -> Any:
