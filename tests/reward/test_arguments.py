@@ -9,7 +9,7 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.reward.arguments import GIVEN
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.reward.score import score
 
 STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gspo.reward.compressed_tests import unpack, unpickle_text
+from gspo.reward.code_tests import unpack, unpickle_text
 
 
 class Calls:

@@ -123,7 +123,7 @@ def test_a_process_that_ends_loses_what_was_in_it_and_no_more(loaded: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("stop", "error: StopIteration: "), ("leave", "error: SystemExit: bye"), ("forge", "lost")]
+    ("kind", "text"), [("stop", "error: StopIteration: "), ("leave", "error: SystemExit: bye"), ("forge", "\0lost")]
 )
 def test_whatever_a_method_raises_or_returns_is_read_by_the_policy(kind: str, text: str, loaded: Any) -> None:
     (result,) = loop.run(played(loaded(), "s", kind))

@@ -12,8 +12,8 @@ import pytest
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match
-from gspo.reward.calls import is_async
 from gspo.reward.functions import Reward, close_functions, load_functions, own_answer_notes
+from gspo.reward.reply import is_async
 from gspo.types import Query
 
 

@@ -12,8 +12,7 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.metrics.step import logged_metrics
-from gspo.reward.log import MAX_NAMES, MAX_TEXT, Log
-from gspo.reward.reply import Reply
+from gspo.reward.reply import MAX_NAMES, MAX_TEXT, Log, Reply
 from gspo.reward.score import added_up, score
 
 

@@ -217,7 +217,7 @@ def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(gr
 
 
 def test_a_process_that_is_never_ready_is_refused(groups: Any, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo.reward.processes.START_SECONDS", 0.5)
+    monkeypatch.setattr("gspo.reward.calls.START_SECONDS", 0.5)
     source = """
         import sys, time
         if any("gspo.reward.worker" in word for word in sys.orig_argv):

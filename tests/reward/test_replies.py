@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.samples import scores_of
 
-from gspo.reward.processes import MESSAGE
+from gspo.reward.calls import MESSAGE
 from gspo.reward.reply import Reply
 from gspo.reward.score import score
 
@@ -18,7 +18,7 @@ FORGER = """
         if "bad" in completions:
             link = next(thing for thing in gc.get_objects() if isinstance(thing, socket.socket))
             message = {message}
-            link.sendall(len(message).to_bytes(8, "big") + message)
+            link.sendall(message + b"\\n")
         return [1.0] * len(completions)
 """
 FORGED: tuple[dict[str, Any], ...] = (
@@ -65,12 +65,6 @@ MESSAGES = (
         for fields in FORGED
     ),
 )
-
-
-def test_a_size_that_no_message_has_masks_the_response(groups: Any, named: Any) -> None:
-    raw = FORGER.replace('len(message).to_bytes(8, "big") + message', "message").format(message="b'\\xff' * 8")
-    scored = score(groups(["bad"], *[["good"]] * 5), [named(raw)])
-    assert [one.reward for one in scores_of(scored)] == [None] + [1.0] * 5
 
 
 @pytest.mark.parametrize("message", MESSAGES)

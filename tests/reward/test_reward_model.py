@@ -79,24 +79,24 @@ def test_without_a_template_it_reads_one_text_and_of_several_labels_one_is_named
 
 def test_a_model_without_a_padding_token_reads_one_at_a_time_and_has_no_label_to_choose(tmp_path: Path) -> None:
     path = save_classifier(tmp_path)
-    assert not scoring._load(str(path), "cpu", False).pads
+    assert not scoring._load(str(path), "cpu", False)[-1]
     padded = save_classifier(tmp_path / "padded", pad_token_id=3)
-    assert scoring._load(str(padded), "cpu", False).pads
+    assert scoring._load(str(padded), "cpu", False)[-1]
     with pytest.raises(UserError, match=r"the model has 1 labels(.|\n)*leave out the option label"):
         reward_model(["a"], ["b"], path=str(path), device="cpu", label=0)
 
 
 def test_a_model_that_padding_changes_reads_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, sizes = save_classifier(tmp_path, pad_token_id=3), list[int]()
-    original = scoring.Scorer.scores
+    original = scoring._logits
 
-    def with_padding_seen(self: Any, sequences: Any) -> Any:
+    def with_padding_seen(model: Any, sequences: Any) -> Any:
         sizes.append(len(sequences))
-        logits = original(self, sequences)
+        logits = original(model, sequences)
         return logits + len(sequences) - 1  # as of a model that is no stranger to what lies beside a text
 
-    monkeypatch.setattr(scoring.Scorer, "scores", with_padding_seen)
-    assert not scoring._load(str(path), "cpu", False).pads
+    monkeypatch.setattr(scoring, "_logits", with_padding_seen)
+    assert not scoring._load(str(path), "cpu", False)[-1]
     sizes.clear()
     reward_model(["a"] * 3, ["b", "cc", "ddd"], path=str(path), device="cpu")
     assert sizes.count(1) == 3

@@ -18,11 +18,11 @@ from tests.samples import scores_of
 
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match, math
-from gspo.reward.calls import RewardFunction
+from gspo.reward.calls import Processes, RewardFunction
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.limits import MARK, within_cpu_limit
-from gspo.reward.processes import LOADER_VARIABLES, Processes
 from gspo.reward.score import score
+from gspo.sandbox.isolation import LOADER_VARIABLES
 
 
 def rewards(scored: Any) -> list[float | None]:

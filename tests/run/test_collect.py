@@ -21,7 +21,7 @@ from gspo.model.policy import Policy
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
 from gspo.run.clock import Clock

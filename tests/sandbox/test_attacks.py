@@ -21,8 +21,7 @@ import psutil
 import pytest
 from tests.needs import needs
 
-from gspo.sandbox.sandbox import Limits, Ran, Sandbox
-from gspo.sandbox.server import Server, ServerDiedError
+from gspo.sandbox.sandbox import Limits, Ran, Sandbox, Server, ServerDiedError
 
 pytestmark = needs("sandbox")
 SMALL = Limits(cpu_seconds=2, wall_seconds=20, memory_bytes=2**28, output_bytes=2**16, processes=8)

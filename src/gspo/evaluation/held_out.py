@@ -11,7 +11,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.reward.score import score
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler

@@ -16,7 +16,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import DatesConfig, SuiteConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import fit_to_rows, load_functions, probe
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.types import Query
 
 GivenRows = Mapping[str, Iterable[Mapping[str, Any]]]  # from Python, by the name of their set

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from gspo.errors import UserError
 from gspo.reward.calls import NAMED, RewardFunction, parameters_of
-from gspo.reward.log import TrainerState
-from gspo.reward.reply import Arguments
+from gspo.reward.reply import Arguments, TrainerState
 from gspo.rollout.segments import split_segments
 from gspo.types import Query, Sample
 

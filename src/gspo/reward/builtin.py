@@ -3,15 +3,16 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.callables import load_callable
+from gspo.reward.code import code
 from gspo.reward.code_tests import is_blank
 from gspo.reward.judge import judge
 from gspo.reward.limits import within_cpu_limit
-from gspo.reward.marks import TAGGED, THINKING, behind_thoughts, gold_answer
+from gspo.reward.marks import TAGGED, gold_answer, judges_behind_thoughts, text_of
 from gspo.sandbox.sandbox import Limits, Sandbox
 
 SANDBOX_BYTES = 2 * 2**30
@@ -21,30 +22,7 @@ _EVALUATING = """binary_matrix bitwise_arithmetic composite countdown intermedia
 EVALUATING_TASKS = frozenset(_EVALUATING.split())
 
 
-def _behind_thoughts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of what follows each completion's thoughts; 0.0 where they, or those the prompt opens, never end."""
-
-    @wraps(function)
-    def judging(
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        *,
-        thinking: Sequence[str] | None = THINKING,
-        prompt_texts: Sequence[str] | None = None,  # as the model reads them
-        **columns: Any,
-    ) -> list[float | None]:
-        if isinstance(thinking, str) or len(thinking or THINKING) != 2:
-            fix = f"give the two texts that open and close thoughts, {json.dumps(THINKING)}, or null"
-            raise UserError(f"thinking is {thinking!r}", where="reward.options", fix=fix)
-        rows = zip(map(_text, completions), prompts, prompt_texts or prompts, strict=True)
-        texts = [behind_thoughts(text, forms, thinking) for text, *forms in rows]
-        scores = function(prompts, [text or "" for text in texts], **columns)
-        return [0.0 if text is None and score is not None else score for text, score in zip(texts, scores, strict=True)]
-
-    return judging
-
-
-@_behind_thoughts
+@judges_behind_thoughts
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], *, answer_column: str = "answer", **columns: Any
 ) -> list[float | None]:
@@ -73,10 +51,10 @@ def format_match(
         what = f"not a regular expression: {error}: {pattern!r}"
         raise UserError(what, where="reward function format", fix="fix its option pattern") from None
     match = compiled.fullmatch if full_match else compiled.search
-    return [float(match(_text(completion)) is not None) for completion in completions]
+    return [float(match(text_of(completion)) is not None) for completion in completions]
 
 
-@_behind_thoughts
+@judges_behind_thoughts
 def math(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -98,7 +76,7 @@ def math(
     return [*map(best, _golds(columns, answer_column, function="math"), completions)]
 
 
-@_behind_thoughts
+@judges_behind_thoughts
 def reasoning_gym(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -143,42 +121,6 @@ def _score_in_sandbox(seconds: float, row: Sequence[Any]) -> float:
     return ran.value
 
 
-@_behind_thoughts
-def code(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    tests_column: str | None = None,
-    score: str = "all",
-    seconds_per_test: float = 6.0,
-    language: str = "python",
-    max_tests: int | None = None,
-    log_extra: Callable[[str, Any], None] | None = None,
-    **columns: Any,
-) -> list[float | None]:
-    """1.0 where the program in the completion passes the row's tests (or the fraction it passes), in the sandbox.
-
-    0.0 where there is no program or it takes more CPU seconds; None where the row's tests are empty.
-    Raises UserError for malformed tests, and where the machine cannot isolate programs.
-    """
-    from gspo.reward.code import JudgeOptions, judge, tests_of_rows
-
-    options = JudgeOptions(score=score, seconds_per_test=seconds_per_test, language=language, max_tests=max_tests)
-    rows = tests_of_rows(prompts, columns, tests_column)
-    judgements = [
-        (None, None) if tests is None else judge(completion, tests, options)
-        for completion, tests in zip(completions, rows, strict=True)
-    ]
-    if log_extra is not None:
-        log_extra("verdict", [verdict for _, verdict in judgements])
-    return [reward for reward, _ in judgements]
-
-
-def _text(completion: Any) -> str:
-    """A completion's text: itself, or the content of its last message."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
-
-
 def _answer(text: str) -> str:
     """The stripped text in the last <answer>…</answer>; the whole stripped text where there is no tag."""
     return (TAGGED.findall(text) or [text])[-1].strip()
@@ -192,13 +134,13 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
         what = f"it needs a column {name!r}; the columns there are: {there}"
         fix = "name the column: options: {answer_column: …}; in gspo eval: reward.0.options.answer_column=…"
         raise UserError(what, where=f"reward function {function}", fix=fix)
-    golds = list(columns[name])
-    entries = (entry for gold in golds for entry in (gold if isinstance(gold, list | tuple) else [gold]))
-    if (odd := next((entry for entry in entries if isinstance(entry, Mapping)), None)) is not None:
-        what = f"the column {name!r} holds {str(odd)[:80]}: a mapping, which no response is equal to"
-        fix = "name another column: options: {answer_column: …}; or write a function that reads the mapping"
-        raise UserError(what, where=f"reward function {function}", fix=fix)
-    return golds
+    for gold in columns[name]:
+        for entry in gold if isinstance(gold, list | tuple) else [gold]:
+            if isinstance(entry, Mapping):
+                what = f"the column {name!r} holds {str(entry)[:80]}: a mapping, which no response is equal to"
+                fix = "name another column: options: {answer_column: …}; or write a function that reads the mapping"
+                raise UserError(what, where=f"reward function {function}", fix=fix)
+    return list(columns[name])
 
 
 def _right_answers(gold: Any) -> list[str]:

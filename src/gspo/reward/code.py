@@ -1,11 +1,11 @@
-"""The verdict on the program in a response, which is run on its tests in the sandbox."""
+"""The built-in reward `code`: the program in a response is run on its tests in the sandbox."""
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from gspo.errors import UserError
@@ -14,11 +14,11 @@ from gspo.reward.code_tests import (
     LANGUAGES,
     Asserts,
     CodeTest,
-    FunctionCall,
     InputOutput,
     ProgramTests,
     read_tests,
 )
+from gspo.reward.marks import judges_behind_thoughts
 from gspo.sandbox.sandbox import Limits, Ran, Sandbox
 
 # What LiveCodeBench puts before each program (its evaluation/testing_util.py); LeetCode's starter code needs it.
@@ -27,39 +27,55 @@ _MODULES = ["string", *_NAMES.split(), "builtins", "typing"]
 _IMPORTS = [f"from {name} import *" for name in _MODULES]
 _IMPORTS += [f"import {name}" for name in _MODULES if name not in ("builtins", "typing")]
 _PRELUDE = "; ".join([*_IMPORTS, "sys.setrecursionlimit(50000)"])  # one line, to be run before each program
-_METHOD = "method_of_solution"  # not the method's own name, which the program may have for an import
 
 MAX_VERDICT = 200  # characters
 MAX_WASTED = 1.5  # times the wall time of a test, for what a program sleeps and for the CPU time of tests that it fails
 SPARE_SECONDS = 0.25  # of each test: to start it on a busy machine is not sleeping
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeOptions:
-    """The way in which programs are judged; UserError for what an option cannot be.
+_ACCEPTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "score": ("one of all, fraction", lambda value: value in ("all", "fraction")),
+    "language": ("one of python, cpp, auto", lambda value: value in ("python", "cpp", "auto")),
+    "seconds_per_test": ("a number of seconds", lambda value: isinstance(value, int | float) and 0 < value < 1e6),
+    "max_tests": ("a number, at least 1", lambda value: value is None or (isinstance(value, int) and value > 0)),
+}
 
-    Example: JudgeOptions(score="fraction", seconds_per_test=2.0, language="auto", max_tests=15)
+
+@judges_behind_thoughts
+def code(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    tests_column: str | None = None,
+    score: str = "all",
+    seconds_per_test: float = 6.0,
+    language: str = "python",
+    max_tests: int | None = None,
+    log_extra: Callable[[str, Any], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """1.0 where the program in the completion passes the row's tests (or the fraction it passes), in the sandbox.
+
+    0.0 where there is no program or it takes more CPU seconds; None where the row's tests are empty.
+    Raises UserError for malformed tests, and where the machine cannot isolate programs.
     """
-
-    score: str = "all"  # or fraction: of the tests that pass
-    seconds_per_test: float = 6.0  # of CPU time
-    language: str = "python"  # or cpp, or auto: what the fence names
-    max_tests: int | None = None  # the longest ones
-
-    def __post_init__(self) -> None:
-        seconds, most = self.seconds_per_test, self.max_tests
-        is_seconds = isinstance(seconds, int | float) and 0 < seconds < 1e6
-        is_number = most is None or (isinstance(most, int) and most > 0)
-        checks = {
-            "score": (self.score in ("all", "fraction"), "one of all, fraction"),
-            "language": (self.language in ("python", "cpp", "auto"), "one of python, cpp, auto"),
-            "seconds_per_test": (is_seconds, "a number of seconds"),
-            "max_tests": (is_number, "a number of tests, at least 1"),
-        }
-        for name, (is_right, accepted) in checks.items():
-            if not is_right:
-                what = f"{name} is {getattr(self, name)!r}"
-                raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
+    options: dict[str, Any] = {
+        "score": score,
+        "seconds_per_test": seconds_per_test,
+        "language": language,
+        "max_tests": max_tests,
+    }
+    for name, (accepted, is_right) in _ACCEPTED.items():
+        if not is_right(options[name]):
+            what = f"{name} is {options[name]!r}"
+            raise UserError(what, where="reward function code, options", fix=f"give {accepted}")
+    judgements = [
+        (None, None) if tests is None else _judge(completion, tests, **options)
+        for completion, tests in zip(completions, _tests_of_rows(prompts, columns, tests_column), strict=True)
+    ]
+    if log_extra is not None:
+        log_extra("verdict", [verdict for _, verdict in judgements])
+    return [reward for reward, _ in judgements]
 
 
 @cache
@@ -74,46 +90,45 @@ def try_sandbox() -> None:
         raise UserError(f"the sandbox does not run programs: {_reason(ran)}", where="reward function code")
 
 
-def tests_of_rows(
+def _tests_of_rows(
     prompts: Sequence[Any], columns: Mapping[str, Any], tests_column: str | None
 ) -> list[ProgramTests | None]:
     """Read the tests of each row, once for equal rows in turn; UserError as `read_tests` has it."""
-    names = [name for name in (*COLUMNS, tests_column) if name in columns]
-    found, row_before = list[ProgramTests | None](), None
+    names = [name for name in (*COLUMNS, tests_column or "") if name in columns]
+    rows, found = list[dict[str, Any]](), list[ProgramTests | None]()
     for place, prompt in enumerate(prompts):
         # HumanEval's prompt, where the data has not been laid out
-        row: dict[str, Any] = {"code_prompt": prompt} if isinstance(prompt, str) else {}
-        row |= {name: columns[name][place] for name in names if name is not None}
-        if row == row_before:
-            found.append(found[-1])
-        else:
-            found.append(read_tests(row, column=tests_column, where="reward function code"))
-        row_before = row
+        own = {"code_prompt": prompt} if isinstance(prompt, str) else {}
+        rows.append({**own, **{name: columns[name][place] for name in names}})
+    for row, equal in groupby(rows):
+        found += [read_tests(row, column=tests_column, where="reward function code")] * len([*equal])
     return found
 
 
-def judge(response: str, tests: ProgramTests, options: JudgeOptions) -> tuple[float, str]:
+def _judge(
+    response: str, tests: ProgramTests, *, score: str, seconds_per_test: float, language: str, max_tests: int | None
+) -> tuple[float, str]:
     """Run the response's program on its tests: to the first failure, or on all of them for the fraction it passes.
 
     Returns the score from 0 to 1 and the reason, such as "wrong answer (test 3 of 7)". Raises UserError where
     the machine cannot isolate programs, and for C++ where it has no g++.
     """
-    if options.language == "auto":
+    if language == "auto":
         _check_compiler()
     code, tag = extract_code(response)
     if not code and all(isinstance(test, Asserts) for test in tests.tests):
         code = response  # HumanEval's and MBPP's harnesses take the whole response
     if not code.strip():
         return 0.0, "no code"
-    language = LANGUAGES.get(tag, "python") if options.language == "auto" else options.language
+    in_fence = LANGUAGES.get(tag, "python") if language == "auto" else language
     program: str | bytes = code
-    if (tests.language or language) == "cpp":
+    if (tests.language or in_fence) == "cpp":
         program = sandbox().compile_cpp(code)
         if isinstance(program, str):
             return 0.0, f"does not compile: {program}"[:MAX_VERDICT]
     elif tests.prompt:
         program = _with_prompt(code, tests)
-    return _run_tests(program, tests.tests, options)
+    return _run_tests(program, _longest(tests.tests, max_tests), seconds_per_test, score)
 
 
 @cache
@@ -122,10 +137,8 @@ def _check_compiler() -> None:
     sandbox().compile_cpp("int main() {}")
 
 
-def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOptions) -> tuple[float, str]:
-    if options.max_tests is not None:
-        tests = sorted(tests, key=_size, reverse=True)[: options.max_tests]
-    limits, num_passed, verdict = Limits(cpu_seconds=options.seconds_per_test), 0, ""
+def _run_tests(program: str | bytes, tests: Sequence[CodeTest], seconds: float, score: str) -> tuple[float, str]:
+    limits, num_passed, verdict = Limits(cpu_seconds=seconds), 0, ""
     left = MAX_WASTED * limits.wall
     for number, test in enumerate(tests, start=1):
         started = time.monotonic()
@@ -135,18 +148,21 @@ def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOp
         num_passed += is_right
         if not is_right:
             verdict = verdict or f"{_reason(ran)} (test {number} of {len(tests)})"[:MAX_VERDICT]
-        if left < 0 or (verdict and options.score == "all"):  # the rest count as failed
+        if left < 0 or (verdict and score == "all"):  # the rest count as failed
             break
     if num_passed == len(tests):
         return 1.0, "passed"
-    score = num_passed / len(tests) if options.score == "fraction" else 0.0
-    return score, verdict or f"wall_time of all tests (test {number} of {len(tests)})"
+    share = num_passed / len(tests) if score == "fraction" else 0.0
+    return share, verdict or f"wall_time of all tests (test {number} of {len(tests)})"
 
 
-def _size(test: CodeTest) -> int:
-    if isinstance(test, InputOutput):
-        return len(test.input)
-    return len(test.text) if isinstance(test, Asserts) else len(str(test.arguments))
+def _longest(tests: Sequence[CodeTest], number: int | None) -> Sequence[CodeTest]:
+    def size(test: CodeTest) -> int:
+        if isinstance(test, InputOutput):
+            return len(test.input)
+        return len(test.text) if isinstance(test, Asserts) else len(str(test.arguments))
+
+    return tests if number is None else sorted(tests, key=size, reverse=True)[:number]
 
 
 def extract_code(response: str) -> tuple[str, str]:
@@ -197,14 +213,6 @@ def _with_imports(code: str, hidden: str = "") -> str:
     return code if re.search(r"^from __future__", code, re.MULTILINE) else f"{_PRELUDE}{hiding}\n{code}"
 
 
-def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
-    """Call the program's function, or the method of its class Solution; never one of the imports, such as math.gcd."""
-    if re.search(r"^class Solution\b", code, re.MULTILINE):
-        source = _with_imports(f"{code}\n\n{_METHOD} = Solution().{test.function}\n")
-        return sandbox().call(source, _METHOD, test.arguments, limits)
-    return sandbox().call(_with_imports(code, hidden=test.function), test.function, test.arguments, limits)
-
-
 def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:
     """Run the program on the test; return whether it passes, and the run."""
     if isinstance(test, InputOutput):
@@ -216,16 +224,11 @@ def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ra
     if isinstance(test, Asserts):
         ran = sandbox().check(program, test.text, test.functions, limits)
         return ran.ending == "finished", ran
-    ran = _call(program, test, limits)
-    return ran.ending == "finished" and any(_same_value(ran.value, value) for value in test.values), ran
-
-
-def _same_value(value: object, expected: object) -> bool:
-    """Compare as LiveCodeBench does: a tuple is as good as a list."""
-    try:
-        return (list(value) if isinstance(value, tuple) else value) == expected
-    except RecursionError:  # nested without end
-        return False
+    # No import, such as math.gcd, stands in for the function; a method of Solution may use that of its name.
+    hidden = "" if re.search(r"^class Solution\b", program, re.MULTILINE) else test.function
+    ran = sandbox().call(_with_imports(program, hidden), test.function, test.arguments, limits)
+    value = list(ran.value) if isinstance(ran.value, tuple) else ran.value  # as good to LiveCodeBench
+    return ran.ending == "finished" and value in test.values, ran
 
 
 def _reason(ran: Ran) -> str:

@@ -1,14 +1,16 @@
 """The tests of a program, read from a row of data in any of the layouts that docs/guides/rewards.md lists."""
 
 import ast
+import binascii
 import builtins
 import json
+import pickletools
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gspo.errors import UserError
-from gspo.reward.compressed_tests import unpack
 
 Language = Literal["python", "cpp"]
 LANGUAGES: Mapping[str, Language] = {"python": "python", "python3": "python", "cpp": "cpp", "c++": "cpp"}
@@ -21,6 +23,13 @@ TEST_COLUMNS = (
 )
 # What is read beside them.
 COLUMNS = (*TEST_COLUMNS, "entry_point", "code_prompt", "test_setup_code", "test_imports", "metadata")
+
+MAX_BYTES = 2**29  # unpacked; a worker may take 4 GiB
+
+# Of a pickle.
+_TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+# A version, a length, a place to remember the text at, the end: none of them makes or calls an object.
+_HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,3 +242,35 @@ def _asserts(text: str, *, setup: str = "") -> Asserts:
     if not used - defined:
         raise ValueError(f"a text that calls no function of the program: {text[:60]!r}")
     return Asserts(text=text, functions=sorted(used - defined))
+
+
+def unpack(packed: str, max_bytes: int = MAX_BYTES) -> str:
+    """The text of LiveCodeBench's private tests, which was pickled, compressed by zlib and written as base64.
+
+    Raises ValueError where it is damaged, holds anything but one text, or would have more than `max_bytes` bytes.
+    """
+    try:
+        compressed = binascii.a2b_base64(packed.encode("ascii"), strict_mode=True)
+        stream = zlib.decompressobj()
+        pickled = stream.decompress(compressed, max_bytes)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"neither JSON nor base64 of zlib's format: {error}") from None
+    if not stream.eof:
+        raise ValueError(f"it is cut off, or more than {max_bytes:,} bytes when it is unpacked")
+    return unpickle_text(pickled)
+
+
+def unpickle_text(pickled: bytes) -> str:
+    """The one text that a pickle holds, read by its instructions, of which none is carried out.
+
+    Raises ValueError for a pickle of anything else, and for a damaged one.
+    """
+    texts: list[str] = []
+    for instruction, argument, _ in pickletools.genops(pickled):
+        if instruction.name in _TEXT:
+            texts.append(str(argument))
+        elif instruction.name not in _HARMLESS:
+            raise ValueError(f"a pickle of more than a text: it has the instruction {instruction.name}")
+    if len(texts) != 1:
+        raise ValueError(f"a pickle of {len(texts)} texts, not of one")
+    return texts[0]

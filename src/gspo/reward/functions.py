@@ -1,9 +1,9 @@
 """The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -16,11 +16,10 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
 from gspo.reward.builtin import ALONE, BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
-from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
+from gspo.reward.calls import NAMED, Function, Processes, RewardFunction, Threads, parameters_of
 from gspo.reward.code_tests import read_tests
-from gspo.reward.log import TrainerState
 from gspo.reward.marks import THINKING, gold_answer, opens_thoughts
-from gspo.reward.processes import Processes
+from gspo.reward.reply import TrainerState, is_async
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
 from gspo.sandbox.sandbox import check_available
@@ -61,11 +60,13 @@ def load_functions(
     `output`. Raises UserError where there is no function, a name leads nowhere, or a function lacks an option.
     """
     if given is not None:
-        several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
-        listed = cast("Iterable[Given]", given) if several else [given]
+        listed = given if isinstance(given, list | tuple) else [given]
         functions = [_given_function(reward, segment_separator) for reward in listed]
     else:
-        functions = [_named_function(reward, segment_separator, output) for reward in rewards]
+        functions = [
+            _made(reward, find_function(reward.function), segment_separator, in_processes=True, output=output)
+            for reward in rewards
+        ]
     if not functions:
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
@@ -90,48 +91,42 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
     built_in = next((key for key, value in BUILT_IN.items() if value is function), None)
-    by_default = vars(Reward(function))
-    changed = {key: value for key, value in vars(reward).items() if value != by_default[key]}
+    changed = {key: value for key, value in vars(reward).items() if value != vars(Reward(function))[key]}
     try:
         checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **changed)
     except ValidationError as error:
         raise described(error, where=f"gspo.Reward({name})") from None
-    _check_options(checked, function)
-    host = Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads()
-    described_settings = "".join(f", {key} {value}" for key, value in changed.items())
-    return replace(_made(checked, function, host, segment_separator), name=name, settings=described_settings)
+    made = _made(checked, function, segment_separator, in_processes=built_in in VERIFIERS)
+    return replace(made, name=name, settings="".join(f", {key} {value}" for key, value in changed.items()))
 
 
-def _named_function(reward: RewardConfig, segment_separator: str | None, output: int) -> RewardFunction:
-    name, call = reward.function, find_function(reward.function)
-    _check_options(reward, call)
-    is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls or (1 if name in ALONE else None)
-    host = Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier, output=output)
-    return _made(reward, call, host, segment_separator)
-
-
-def _made(reward: RewardConfig, call: Function, host: Host, segment_separator: str | None) -> RewardFunction:
+def _made(
+    reward: RewardConfig, call: Function, segment_separator: str | None, *, in_processes: bool, output: int = 2
+) -> RewardFunction:
+    """The function with the recipe's settings, once it takes its options."""
+    parameters, name = parameters_of(call), reward.function
+    named = [parameter.name for parameter in parameters if parameter.kind in NAMED]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    accepted = [own for own in named if own not in GIVEN[signature_of(parameters)]]
+    if name in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
+        takes_any, accepted = False, list(OPTIONS[name])
+    for option in reward.options:
+        if option not in accepted and not (takes_any and option not in named):
+            fix = f"it takes: {', '.join(accepted) or 'none'}"
+            raise UserError(f"reward function {name} has no option {option!r}", where="reward.options", fix=fix)
+    host: Threads | Processes = Threads()
+    if in_processes:
+        num_calls = reward.concurrent_calls or (1 if name in ALONE else None)
+        of_call: dict[str, Any] = {"is_async": is_async(call), "is_verifier": name in VERIFIERS}
+        host = Processes(name, concurrent_calls=num_calls, output=output, **of_call)
     return RewardFunction(
-        name=reward.function.rpartition(":")[2],
+        name=name.rpartition(":")[2],
         call=call,
-        only_options=OPTIONS.get(reward.function, ()),
+        only_options=OPTIONS.get(name, ()),
         host=host,
         segment_separator=segment_separator,
         **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
     )
-
-
-def _check_options(reward: RewardConfig, call: Function) -> None:
-    parameters = parameters_of(call)
-    named = [parameter.name for parameter in parameters if parameter.kind in NAMED]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = [name for name in named if name not in GIVEN[signature_of(parameters)]]
-    if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
-        takes_any, accepted = False, list(OPTIONS[reward.function])
-    for option in reward.options:
-        if option not in accepted and not (takes_any and option not in named):
-            what = f"reward function {reward.function} has no option {option!r}"
-            raise UserError(what, where="reward.options", fix=f"it takes: {', '.join(accepted) or 'none'}")
 
 
 def load_rewards(
@@ -157,36 +152,31 @@ def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tup
     It is needed where the data names a task whose verifier evaluates text, which is the data's. Raises
     UserError where this machine has no sandbox for it, and for a row with malformed tests of programs.
     """
-    evaluating = [row for row in rows if not row.is_procedural and _evaluated_tasks(row)]
+    evaluating = next((row for row in rows if not row.is_procedural and _task(row) in EVALUATING_TASKS), None)
     fitted = []
     for function in functions:
         where = f"reward function {function.name}, row "
         if function.call is BUILT_IN["code"]:
             for row in rows:
                 read_tests(row.columns, column=function.options.get("tests_column"), where=f"{where}{row.id}")
-        if function.call is BUILT_IN["reasoning_gym"] and evaluating:
-            _check_sandbox(evaluating[0], where)
+        if function.call is BUILT_IN["reasoning_gym"] and evaluating is not None:
+            try:
+                check_available()
+            except UserError as error:
+                what = (
+                    f"task {_task(evaluating)}: reasoning-gym's verifier of it evaluates text as Python or "
+                    f"sympy, in data that text could be any program, and it cannot run in the sandbox: {error.what}"
+                )
+                fix = "or give queries.procedural.task instead of data, or a task whose verifier only reads"
+                raise UserError(what, where=f"{where}{evaluating.id}", fix=f"{error.fix}; {fix}") from None
             function = replace(function, options={**function.options, "in_sandbox": True})
         fitted.append(function)
     return tuple(fitted)
 
 
-def _check_sandbox(row: Row, where: str) -> None:
-    try:
-        check_available()
-    except UserError as error:
-        what = (
-            f"task {min(_evaluated_tasks(row))}: reasoning-gym's verifier of it evaluates text as Python or "
-            f"sympy, in data that text could be any program, and it cannot run in the sandbox: {error.what}"
-        )
-        fix = f"{error.fix}; or give queries.procedural.task instead of data, or a task whose verifier only reads"
-        raise UserError(what, where=f"{where}{row.id}", fix=fix) from None
-
-
-def _evaluated_tasks(row: Row) -> frozenset[str]:
-    task = row.columns.get("task")
-    tasks = task if isinstance(task, list | tuple) else [task]
-    return EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
+def _task(row: Row) -> str:
+    """The task of reasoning-gym that the row names, if any."""
+    return str(row.columns.get("task"))
 
 
 def probe(

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ MAX_KEPT = 2_000  # answers, so that one that has been given is not asked for ag
 _PASSING = (408, 409, 429, 500, 502, 503, 504)  # HTTP's codes of what may work a little later
 _WHERE = "reward function judge"
 
-_scores: OrderedDict[tuple[str, ...], float] = OrderedDict()
+_scores: dict[tuple[str, ...], float] = {}
 
 
 async def judge(
@@ -52,7 +51,8 @@ async def judge(
     async with httpx.AsyncClient(headers=headers, timeout=None) as client:
 
         async def score(place: int) -> float:
-            row = {name: values[place] for name, values in columns.items() if _is_column(values, len(completions))}
+            lists = {name: own for name, own in columns.items() if isinstance(own, list | tuple)}
+            row = {name: own[place] for name, own in lists.items() if len(own) == len(completions)}
             values = {**row, "prompt": _text(prompts[place]), "completion": _text(completions[place])}
             asked = fill_in(prompt, values, key="the option prompt", where=_WHERE)
             messages = [{"role": "system", "content": system}] * (system is not None)
@@ -62,7 +62,9 @@ async def judge(
             if kept not in _scores:
                 async with places:
                     answer = await _answer(client, f"{url.rstrip('/')}/chat/completions", request, tries)
-                _keep(kept, _score_of(answer, compiled, low, high))
+                _scores[kept] = _score_of(answer, compiled, low, high)
+                if len(_scores) > MAX_KEPT:
+                    del _scores[next(iter(_scores))]
             return (_scores[kept] - low) / (high - low)
 
         scores = await asyncio.gather(*map(score, range(len(completions))), return_exceptions=True)
@@ -117,16 +119,6 @@ def _score_of(answer: str, pattern: re.Pattern[str], low: float, high: float) ->
     if not low <= score <= high:
         raise RuntimeError(f"the judge's score {score:g} is not between {low:g} and {high:g}: {answer[-200:]!r}")
     return score
-
-
-def _keep(key: tuple[str, ...], score: float) -> None:
-    _scores[key] = score
-    if len(_scores) > MAX_KEPT:
-        _scores.popitem(last=False)
-
-
-def _is_column(values: Any, number: int) -> bool:
-    return isinstance(values, list | tuple) and len(values) == number
 
 
 def _text(messages: Any) -> str:

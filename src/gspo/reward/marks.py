@@ -1,8 +1,12 @@
 """What marks the answer in a text: the end of the thoughts, tags, a box, `####`."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
+
+from gspo.errors import UserError
 
 THINKING = ("<think>", "</think>")  # what opens and closes thoughts
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -29,6 +33,34 @@ def behind_thoughts(text: str, prompts: Sequence[Any], thinking: Sequence[str] |
     _, closed, behind = text.rpartition(thinking[1])
     is_begun = not closed and any(opens_thoughts(prompt, thinking) for prompt in prompts)
     return None if is_begun or thinking[0] in behind else behind
+
+
+def judges_behind_thoughts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of what follows each completion's thoughts; 0.0 where they, or those the prompt opens, never end."""
+
+    @wraps(function)
+    def judging(
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        thinking: Sequence[str] | None = THINKING,
+        prompt_texts: Sequence[str] | None = None,  # as the model reads them
+        **columns: Any,
+    ) -> list[float | None]:
+        if isinstance(thinking, str) or len(thinking or THINKING) != 2:
+            fix = f"give the two texts that open and close thoughts, {json.dumps(THINKING)}, or null"
+            raise UserError(f"thinking is {thinking!r}", where="reward.options", fix=fix)
+        rows = zip(map(text_of, completions), prompts, prompt_texts or prompts, strict=True)
+        texts = [behind_thoughts(text, forms, thinking) for text, *forms in rows]
+        scores = function(prompts, [text or "" for text in texts], **columns)
+        return [0.0 if text is None and score is not None else score for text, score in zip(texts, scores, strict=True)]
+
+    return judging
+
+
+def text_of(said: Any) -> str:
+    """The text of a prompt or completion: itself, or the content of its last message."""
+    return said if isinstance(said, str) else str(said[-1]["content"])
 
 
 def last_box(text: str) -> tuple[int, int, str] | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,32 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.errors import UserError
+from gspo.reward.marks import text_of
 
 MAX_DIFFERENCE = 1e-2  # of a score by the company it is computed in, relative to the scores' size, for bfloat16's sake
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scorer:
-    """A classifier with its tokenizer.
-
-    Example: Scorer(model=model, tokenizer=tokenizer, pads=True).scores([[5, 6], [7]]) has one row of logits each.
-    """
-
-    model: Any
-    tokenizer: Any
-    pads: bool  # proven to score a text alike whatever is padded beside it
-
-    @torch.inference_mode()
-    def scores(self, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "B labels"]:
-        """The logits of each sequence, in float32 on the CPU."""
-        if not self.pads and len(sequences) > 1:
-            return torch.cat([self.scores([sequence]) for sequence in sequences])
-        longest = max(map(len, sequences))
-        padding = self.model.config.get_text_config().pad_token_id or 0
-        ids = torch.tensor([[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences])
-        mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
-        device = self.model.device
-        return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float().cpu()
 
 
 def reward_model(
@@ -55,11 +31,12 @@ def reward_model(
     It reads prompt and response as chat messages by its own template, or as one text where it has none. UserError where
     `path` is no such model, and where the text is longer than it can read.
     """
-    scorer = _load(path, device, trust_remote_code)
-    sequences = [_ids(scorer, path, *pair) for pair in zip(prompts, completions, strict=True)]
+    model, tokenizer, takes_padding = _load(path, device, trust_remote_code)
+    sequences = [_ids(model, tokenizer, path, *pair) for pair in zip(prompts, completions, strict=True)]
     order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
-    parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    logits = torch.cat([scorer.scores([sequences[place] for place in part]) for part in parts])
+    size = batch_size if takes_padding else 1
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    logits = torch.cat([_logits(model, [sequences[place] for place in part]) for part in parts])
     num_labels = logits.shape[1]
     if (label is None) != (num_labels == 1) or not 0 <= (label or 0) < num_labels:
         fix = f"set the option label to the number of the wanted one, 0 to {num_labels - 1}"
@@ -71,8 +48,11 @@ def reward_model(
 
 
 @cache
-def _load(path: str, device: str, trust_remote_code: bool) -> Scorer:
-    """The model in this process; UserError where it cannot be loaded or has no head for scores."""
+def _load(path: str, device: str, trust_remote_code: bool) -> tuple[Any, Any, bool]:
+    """The model in this process, its tokenizer, and whether it is proven to score a text alike beside padding.
+
+    UserError where it cannot be loaded or has no head for scores.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from gspo.model.inputs import quiet_transformers
@@ -95,31 +75,37 @@ def _load(path: str, device: str, trust_remote_code: bool) -> Scorer:
     model = model.to(device).eval()
     # A padding token of our choice might be one that texts end with, and the score would be read before it.
     has_padding = model.config.get_text_config().pad_token_id is not None
-    pads = has_padding and _pads(Scorer(model=model, tokenizer=tokenizer, pads=True))
-    return Scorer(model=model, tokenizer=tokenizer, pads=pads)
+    return model, tokenizer, has_padding and _takes_padding(model, tokenizer)
 
 
-def _pads(scorer: Scorer) -> bool:
+def _takes_padding(model: Any, tokenizer: Any) -> bool:
     """Tell whether a short sequence has the same score alone and beside a longer one."""
-    ids = scorer.tokenizer("A short text, and one that is longer than it is by some words.").input_ids
-    short, both = ids[: len(ids) // 3], [ids[: len(ids) // 3], ids]
+    ids = tokenizer("A short text, and one that is longer than it is by some words.").input_ids
+    short = ids[: len(ids) // 3]
     with suppress(Exception):  # of a model that takes no padding, or one sequence at a time
-        alone, beside = scorer.scores([short])[0], scorer.scores(both)[0]
+        alone, beside = _logits(model, [short])[0], _logits(model, [short, ids])[0]
         return bool((alone - beside).abs().max() <= MAX_DIFFERENCE * alone.abs().max().clamp(min=0.1))
     return False
 
 
-def _ids(scorer: Scorer, path: str, prompt: Any, completion: Any) -> list[int]:
-    tokenizer = scorer.tokenizer
+@torch.inference_mode()
+def _logits(model: Any, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "B labels"]:
+    """The logits of each sequence, in float32 on the CPU."""
+    longest, padding = max(map(len, sequences)), model.config.get_text_config().pad_token_id or 0
+    ids = torch.tensor([[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences])
+    mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
+    return model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits.float().cpu()
+
+
+def _ids(model: Any, tokenizer: Any, path: str, prompt: Any, completion: Any) -> list[int]:
     if tokenizer.chat_template:
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else [*completion]
         text = tokenizer.apply_chat_template([*asked, *said], tokenize=False)
         ids = tokenizer(text, add_special_tokens=False).input_ids
     else:
-        parts = [part if isinstance(part, str) else str(part[-1]["content"]) for part in (prompt, completion)]
-        ids = tokenizer("".join(parts)).input_ids
-    most = getattr(scorer.model.config.get_text_config(), "max_position_embeddings", None)
+        ids = tokenizer(text_of(prompt) + text_of(completion)).input_ids
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if most is not None and len(ids) > most:
         what = f"a prompt with its response has {len(ids)} tokens, and the model reads {most}"
         raise UserError(what, where=_where(path), fix="lower rollout.max_new_tokens, or name another model")

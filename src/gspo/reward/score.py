@@ -1,8 +1,8 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import fsum
 from typing import Any
 
@@ -16,7 +16,7 @@ from gspo.loop import all_of
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import RewardFunction
-from gspo.reward.log import Cell, TrainerState
+from gspo.reward.reply import Cell, Metrics, TrainerState
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
@@ -46,13 +46,14 @@ class Scoring:
         """`warn` gets a name and a sentence."""
         self._functions, self._state, self._strict, self._warn = functions, state, strict, warn
         self._num_samples, self._max_masked_fraction = num_samples + len(before), max_masked_fraction
-        self._num_masked = 0
+        self._masked = set[Sample]()
+        self._parts: dict[tuple[Sample, str], Part] = {}  # by function name
+        self._extra = defaultdict[Sample, dict[str, Cell]](dict)  # by column
         self._first_masked: UserError | None = None
         for sample in before:
             if sample.score and (failure := sample.score.failure):
-                where = f"row {sample.query.id}"
                 fix = _TOOL_FIX if sample.failure else _fix(failure.kind, failure.message, "response")
-                self._note_masked(UserError(failure.message, where=where, fix=fix))
+                self._mask(sample, failure.message, f"row {sample.query.id}", fix)
         self.num_replies = 0  # so far
         self._check_masked()
 
@@ -64,60 +65,60 @@ class Scoring:
         A call that fails, but for time, is made again for one completion at a time, so that only those are masked on
         which it fails. UserError where a function needs what is not there, or too much is masked.
         """
-        found = _Found()
+        replies = list[tuple[str, float, Metrics]]()
         judged = [sample for sample in group.samples if sample.failure is None]
         for sample in group.samples:
             if sample.failure is not None:
-                where = f"row {sample.query.id}"
-                self._note_masked(UserError(sample.failure.message, where=where, fix=_TOOL_FIX))
+                self._mask(sample, sample.failure.message, f"row {sample.query.id}", _TOOL_FIX)
         self._check_masked()
-        await all_of([self._ask(function, judged, found) for function in self._functions if judged])
-        samples = tuple(replace(sample, score=self._score(sample, found)) for sample in group.samples)
-        logged = added_up(found.logged)
-        return Batch(groups=(Group(samples=samples),), reward_seconds=dict(found.seconds), logged=logged)
+        await all_of([self._ask(function, judged, replies) for function in self._functions if judged])
+        samples = tuple(replace(sample, score=self._score(sample)) for sample in group.samples)
+        seconds = defaultdict[str, float](float)
+        for name, taken, _ in replies:
+            seconds[name] += taken
+        logged = added_up([{f"{name}/{metric}": own[metric] for metric in own} for name, _, own in replies])
+        return Batch(groups=(Group(samples=samples),), reward_seconds=dict(seconds), logged=logged)
 
-    async def _ask(self, function: RewardFunction, samples: Sequence[Sample], found: "_Found") -> None:
-        """Call the function for the samples and note its reply."""
+    async def _ask(
+        self, function: RewardFunction, samples: Sequence[Sample], replies: list[tuple[str, float, Metrics]]
+    ) -> None:
+        """Call the function for the samples, and note what it says of each, its seconds and its metrics."""
         name, row = f"reward function {function.name}", f"row {samples[0].query.id}"
         arguments = arguments_of(samples[0].query, samples, function, self._state)
         reply, seconds = await function.host.make(function, arguments, len(samples))
         self.num_replies += 1
-        found.seconds[function.name] += seconds
+        replies.append((function.name, seconds, reply.metrics))
         if reply.user_error:
             what, where, fix = reply.user_error
             raise UserError(what, where=f"{where or name}, {row}", fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
         if reply.kind not in (None, "timed_out") and len(samples) > 1 and not self._strict:
-            await all_of([self._ask(function, (sample,), found) for sample in samples])
+            await all_of([self._ask(function, (sample,), replies) for sample in samples])
             return
         if reply.refused and self._strict:
             raise UserError(reply.refused, where=name, fix="docs/guides/rewards.md says what it takes")
         if reply.refused:
             what = f"{name}: some of what it logs is left out: {reply.refused}"
             self._warn(f"log of {function.name}", what)
-        found.logged.append({f"{function.name}/{metric}": pair for metric, pair in reply.metrics.items()})
         for place, sample in enumerate(samples):
             for column, cells in reply.columns.items():
-                found.extra[sample][f"{function.name}/{column}"] = cells[place]
+                self._extra[sample][f"{function.name}/{column}"] = cells[place]
             value = reply.what if reply.kind else reply.values[place]
             part: Part | str = to_token_rewards(value, function.per, sample)
             if isinstance(part, str):
-                failure = Failure(kind=reply.kind or "invalid", message=f"{name}: {part}")
+                kind: FailureKind = reply.kind or "invalid"
                 if function.weight != 0 or self._strict:
-                    fix = _fix(failure.kind, part, function.per)
-                    if sample not in found.masked:
-                        self._note_masked(UserError(part, where=f"{name}, {row}", fix=fix))
-                    found.masked.add(sample)
-                part = failure
-            found.parts[sample, function.name] = part
+                    self._mask(sample, part, f"{name}, {row}", _fix(kind, part, function.per))
+                part = Failure(kind=kind, message=f"{name}: {part}")
+            self._parts[sample, function.name] = part
         self._check_masked()
 
-    def _note_masked(self, error: UserError) -> None:
-        self._first_masked = self._first_masked or error
-        self._num_masked += 1
+    def _mask(self, sample: Sample, what: str, where: str, fix: str | None) -> None:
+        self._first_masked = self._first_masked or UserError(what, where=where, fix=fix)
+        self._masked.add(sample)
 
     def _check_masked(self) -> None:
-        masked, total, first = self._num_masked, self._num_samples, self._first_masked
+        masked, total, first = len(self._masked), self._num_samples, self._first_masked
         if first is not None and self._strict:
             raise first
         if first is not None and masked > self._max_masked_fraction * total:
@@ -126,52 +127,39 @@ class Scoring:
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
 
-    def _score(self, sample: Sample, found: "_Found") -> Score:
+    def _score(self, sample: Sample) -> Score:
         """Return the sample's score, once everything is in."""
-        if sample.failure is not None:
-            parts = dict[str, float | None].fromkeys(function.name for function in self._functions)
-            failures = dict.fromkeys([*parts][:1], sample.failure)  # the one that judges has nothing to judge
-            return Score(reward=None, parts=parts, failure=sample.failure, failures=failures)
-        said = {function.name: found.parts[sample, function.name] for function in self._functions}
+        names = [function.name for function in self._functions]
+        if sample.failure is not None:  # the one that judges has nothing to judge
+            failures = dict.fromkeys(names[:1], sample.failure)
+            return Score(reward=None, parts=dict.fromkeys(names), failure=sample.failure, failures=failures)
+        said = {name: self._parts[sample, name] for name in names}
         numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
-        totals = dict[str, float]()
-        for name, part in numbers.items():
-            totals[name] = fsum(part.tolist()) if isinstance(part, Tensor) else part
-        weighed = [function for function in self._functions if function.weight != 0]  # 0: measured only
+        totals = {name: own if isinstance(own, float) else fsum(own.tolist()) for name, own in numbers.items()}
         failures = {name: part for name, part in said.items() if isinstance(part, Failure)}
-        failed = [failures[function.name] for function in weighed if function.name in failures]
-        applying = [(function.name, function.weight) for function in weighed if function.name in numbers]
+        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
+        failed = [failures[name] for name in weights if name in failures]
+        applying = {name: weight for name, weight in weights.items() if name in numbers}
         has_reward = applying and not failed
         sample_score = Score(
-            reward=sum(weight * totals[name] for name, weight in applying) if has_reward else None,
-            parts={name: totals.get(name) for name in said},
+            reward=sum(weight * totals[name] for name, weight in applying.items()) if has_reward else None,
+            parts={name: totals.get(name) for name in names},
             failure=failed[0] if failed else None,
             failures=failures,
-            weights={function.name: function.weight for function in weighed},
-            extra=dict(sorted(found.extra[sample].items())),
+            weights=weights,
+            extra=dict(sorted(self._extra[sample].items())),
         )
-        finer = {function.per for function in weighed} - {"response"}
+        finer = {function.per for function in self._functions if function.name in weights} - {"response"}
         if not (has_reward and finer):
             return sample_score
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
-        for name, weight in applying:
+        for name, weight in applying.items():
             part = numbers[name]
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return replace(sample_score, token_rewards=by_token, places=places)
-
-
-@dataclass(kw_only=True, eq=False)
-class _Found:
-    """The results of the calls for a group so far."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
-    logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
-    parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
-    extra: dict[Sample, dict[str, Cell]] = field(default_factory=lambda: defaultdict(dict))  # by column
-    masked: set[Sample] = field(default_factory=set)
 
 
 def score(
@@ -205,20 +193,20 @@ def score_each(
 
 def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
     """Join batches into one, in their order."""
-    timed = [name for batch in batches for name in batch.reward_seconds]
-    names = dict.fromkeys([*(function.name for function in functions), *timed])
-    seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
+    seconds = {function.name: 0.0 for function in functions}
+    for name, own in (pair for batch in batches for pair in batch.reward_seconds.items()):
+        seconds[name] = seconds.get(name, 0.0) + own
     groups = tuple(group for batch in batches for group in batch.groups)
     return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
     """Add up sums and counts by name, over rounds or calls; their order does not change the last digit."""
-    totals, counts = defaultdict[str, list[float]](list), Counter[str]()
-    for name, (total, number) in (pair for by_name in logged for pair in by_name.items()):
-        totals[name].append(total)
-        counts[name] += number
-    return {name: (fsum(totals[name]), counts[name]) for name in sorted(totals)}
+    found = defaultdict[str, list[tuple[float, int]]](list)
+    for name, pair in (pair for by_name in logged for pair in by_name.items()):
+        found[name].append(pair)
+    sums = ((name, [*zip(*found[name], strict=True)]) for name in sorted(found))
+    return {name: (fsum(totals), sum(counts)) for name, (totals, counts) in sums}
 
 
 def to_token_rewards(
@@ -250,7 +238,7 @@ def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
     if "TypeError: string indices must be integers" in what:  # completion[0]["content"], as in functions for TRL
         return "a completion is text where the prompt is text, and messages where the prompt is: use it as it comes"
     values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
-    fixes: Mapping[FailureKind, str] = {
+    fixes = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
         "timed_out": "make it faster or raise time_limit_seconds",
         "invalid": f"return a list with {values} for each completion, or None where the function does not apply",

@@ -14,13 +14,11 @@ from typing import Any
 from pydantic import ValidationError, validate_call
 
 from gspo.recipe.callables import error_line, load_callable
-from gspo.reward.calls import is_async
-from gspo.reward.reply import ToolResult
+from gspo.reward.reply import FailedCallError, ToolResult, is_async
 
 ERROR = "error: "  # how a result begins that is none
-LOST = "\0lost"  # the process of an environment has ended, and with it the state
-RAISED = "\0raised "  # how what an environment raises begins where the policy is not at fault
 MAX_CHARACTERS = 1_000_000  # of a result, on its way to the trainer
+MAX_FAULT = 1000  # characters of what is raised
 _MAX_DIGITS = 1000  # of a number
 _OPERATIONS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -86,14 +84,11 @@ def as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
         return _as_environment(function)
     checked = validate_call(function)
 
-    def result(value: Any, error: BaseException | None) -> list[ToolResult]:
-        return [_result(value) if error is None else _error(error)]
-
     def call(**arguments: Any) -> list[ToolResult]:
-        return result(*_outcome(checked, arguments))
+        return [_result(*_outcome(checked, arguments))]
 
     async def call_async(**arguments: Any) -> list[ToolResult]:
-        return result(*await _awaited(checked, arguments))
+        return [_result(*await _awaited(checked, arguments))]
 
     return call_async if is_async(function) else call
 
@@ -105,18 +100,8 @@ def _as_environment(kind: type) -> Callable[..., Any]:
     """
     sessions, methods = dict[str, tuple[Any, ThreadPoolExecutor]](), tool_methods(kind)
 
-    async def made(name: str, instance: Any, arguments: Mapping[str, Any], thread: ThreadPoolExecutor) -> ToolResult:
-        function = getattr(instance, name)
-        function = validate_call(function) if name in methods else function
-        if is_async(function):
-            value, error = await _awaited(function, arguments)
-        else:
-            value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, function, arguments)
-        if error is not None:
-            return _error(error) if name in methods else _fault(kind, name, error)
-        if name == "get_reward":
-            return _reward(f"{kind.__name__}.get_reward", value)
-        return ToolResult("") if name == "reset" and value is None else _result(value)
+    def fault(method: str, error: BaseException) -> FailedCallError:
+        return _fault(f"{kind.__name__}.{method}", error, getattr(kind, method))
 
     async def call(session: str, method: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
         if method is None:
@@ -125,14 +110,25 @@ def _as_environment(kind: type) -> Callable[..., Any]:
             return [ToolResult("")]
         if method == "reset":
             thread = ThreadPoolExecutor(1)
-            instance, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, kind, {})
+            instance, error = await _outcome_in(thread, kind, {})
             if error is not None:
-                return [_fault(kind, "__init__", error)]
+                raise fault("__init__", error)
             sessions[session] = instance, thread
         if session not in sessions:
-            return [ToolResult(LOST)]
+            raise FailedCallError("its process has ended", "crashed")
         instance, thread = sessions[session]
-        return [await made(method, instance, arguments, thread)]
+        function = getattr(instance, method)
+        if method in methods:
+            function = validate_call(function)
+        if is_async(function):
+            value, error = await _awaited(function, arguments)
+        else:
+            value, error = await _outcome_in(thread, function, arguments)
+        if error is not None and method not in methods:
+            raise fault(method, error)
+        if method == "get_reward":
+            return [_reward(f"{kind.__name__}.get_reward", value)]
+        return [ToolResult("") if method == "reset" and value is None else _result(value, error)]
 
     return call
 
@@ -150,19 +146,21 @@ def as_agent(function: Callable[..., Any]) -> Callable[..., Any]:
             return own(dict(row), base_url=base_url, api_key=api_key)
 
         thread = ThreadPoolExecutor(1)
-        value, error = await asyncio.get_running_loop().run_in_executor(thread, _outcome, run, {})
+        value, error = await _outcome_in(thread, run, {})
         thread.shutdown(wait=False)
         if error is None and inspect.isawaitable(value):
             value, error = await _awaited(lambda: value, {})
         if error is not None:
-            text = f"{name} raises {_described(error)}{error_line(error, function)}"
-            return [ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])]
+            raise _fault(name, error, function)
         return [_reward(name, value)]
 
     return play
 
 
-def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+Outcome = tuple[Any, BaseException | None]
+
+
+def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Outcome:
     """What a function returns, or its error: a future cannot take each, and StopIteration is none of its."""
     try:
         return function(**arguments), None
@@ -170,7 +168,13 @@ def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tupl
         return None, error
 
 
-async def _awaited(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+async def _outcome_in(
+    thread: ThreadPoolExecutor, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> Outcome:
+    return await asyncio.get_running_loop().run_in_executor(thread, _outcome, function, arguments)
+
+
+async def _awaited(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Outcome:
     try:
         return await function(**arguments), None
     except asyncio.CancelledError:  # by the time limit
@@ -179,10 +183,9 @@ async def _awaited(function: Callable[..., Any], arguments: Mapping[str, Any]) -
         return None, error
 
 
-def _fault(kind: type, method: str, error: BaseException) -> ToolResult:
-    """What the trainer reads of an error with which the policy has nothing to do."""
-    text = f"{kind.__name__}.{method} raises {_described(error)}{error_line(error, getattr(kind, method))}"
-    return ToolResult(f"{RAISED}{text}"[:MAX_CHARACTERS])
+def _fault(name: str, error: BaseException, function: Callable[..., Any]) -> FailedCallError:
+    """The failure of a call by an error with which the policy has nothing to do."""
+    return FailedCallError(f"{name} raises {_described(error)}"[:MAX_FAULT] + error_line(error, function))
 
 
 def _reward(name: str, value: Any) -> ToolResult:
@@ -194,20 +197,22 @@ def _reward(name: str, value: Any) -> ToolResult:
         shown = repr(value)[:80]
         if not isinstance(value, str) and math.isfinite(number := float(value)):
             return ToolResult(repr(number))
-    return ToolResult(f"{RAISED}{name} returns {shown}, which is no finite number")
+    raise FailedCallError(f"{name} returns {shown}, which is no finite number")
 
 
-def _result(value: Any) -> ToolResult:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return ToolResult(text.lstrip("\0")[:MAX_CHARACTERS])  # which marks what is no result
-
-
-def _error(error: BaseException) -> ToolResult:
-    """What the policy reads of an error: no path of this machine, which would be another on the next."""
+def _result(value: Any, error: BaseException | None) -> ToolResult:
+    """What the policy reads of a call; of an error no path of this machine: the next has another."""
+    if error is None:
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            return ToolResult(text[:MAX_CHARACTERS])
+        except Exception as own:  # of a value in a circle, or of its own methods
+            error = own
+    described = _described(error)
     if isinstance(error, ValidationError):
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        return ToolResult(f"{ERROR}{'; '.join(faults)}"[:MAX_CHARACTERS])
-    return ToolResult(f"{ERROR}{_described(error)}"[:MAX_CHARACTERS])
+        described = "; ".join(faults)
+    return ToolResult(f"{ERROR}{described}"[:MAX_CHARACTERS])
 
 
 def _described(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """Tools: functions that the policy calls within a response; they run in processes of their own, as rewards do."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -11,10 +10,10 @@ from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
 from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
-from gspo.reward.calls import RewardFunction, is_async, parameters_of
+from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
-from gspo.reward.processes import Processes
-from gspo.reward.tool_functions import BUILT_IN, ERROR, LOST, RAISED, find_tool, tool_methods
+from gspo.reward.reply import is_async
+from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, tool_methods
 from gspo.rollout.endpoint import Endpoint
 from gspo.rollout.tools import Agent, Environment, Result, Tool, Tools
 from gspo.types import Failure
@@ -73,8 +72,7 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
     call = load_callable(name, where="rollout.agent")
     # All are under way together: none of them waits for another to end.
     host = Processes(name, is_async=True, concurrent_calls=_ALL, role="agent", keeps_state=True, output=output)
-    own_name = getattr(call, "__name__", name.rpartition(":")[2])
-    function = RewardFunction(name=own_name, call=call, time_limit_seconds=settings.agent_seconds, host=host)
+    function = _hosted(name, call, host, settings.agent_seconds)
 
     async def run(row: Mapping[str, Any], base_url: str, api_key: str) -> Result:
         return await _made(function, {"row": row, "base_url": base_url, "api_key": api_key}, most=None, kind="agent")
@@ -92,8 +90,12 @@ def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction
         fix = f"set rollout.environment: {name}, whose methods are the tools"
         raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
     host = Processes(name, is_async=is_class or is_async(call), role="tool", keeps_state=is_class, output=output)
+    return _hosted(name, call, host, settings.tool_seconds)
+
+
+def _hosted(name: str, call: Callable[..., Any], host: Processes, seconds: float) -> RewardFunction:
     own_name = getattr(call, "__name__", name.rpartition(":")[2])
-    return RewardFunction(name=own_name, call=call, time_limit_seconds=settings.tool_seconds, host=host)
+    return RewardFunction(name=own_name, call=call, time_limit_seconds=seconds, host=host)
 
 
 def _tool(name: str, function: RewardFunction, settings: RolloutConfig) -> Tool:
@@ -111,9 +113,10 @@ def _environment(
     if not isinstance(kind, type) or not hasattr(kind, "reset"):
         fix = "name a class with a method reset(self, **row)"
         raise UserError(f"{name} is no environment", where="rollout.environment", fix=fix)
-    where = {"where": "rollout.environment"}
-    methods = tool_methods(kind).items()
-    schemas = {own: _schema(MethodType(call, object()), f"{name}.{own}", **where) for own, call in methods}
+    schemas = {
+        own: _schema(MethodType(call, object()), f"{name}.{own}", where="rollout.environment")
+        for own, call in tool_methods(kind).items()
+    }
     function = _function(name, settings, output)
 
     async def ask(session: str, method: str | None, arguments: Mapping[str, Any]) -> Result:
@@ -121,11 +124,10 @@ def _environment(
         most = None if method == "get_reward" else settings.tool_characters
         return await _made(function, call, most=most)
 
-    async def call(method: str, session: str, arguments: Mapping[str, Any]) -> Result:
-        return await ask(session, method, arguments)
+    def tool(method: str) -> Tool:
+        return Tool(name=method, schema=schemas[method], call=lambda own, given: ask(own, method, given))
 
-    tools = [Tool(name=own, schema=schema, call=partial(call, own)) for own, schema in schemas.items()]
-    return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), tools, [function]
+    return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), [*map(tool, schemas)], [function]
 
 
 async def _made(
@@ -133,17 +135,12 @@ async def _made(
 ) -> Result:
     """The result of a call, of at most so many characters; a place is waited for."""
     reply, _ = await function.host.make(function, arguments, 1)
-    fault, text = reply.kind, str(reply.values[0]) if reply.kind is None else f"{ERROR}{reply.what}"
-    if text == LOST:
-        fault, text = "crashed", "its process has ended"
-    elif text.startswith(RAISED):
-        return Result(text="", failure=Failure(kind="raised", message=text.removeprefix(RAISED)))
-    if fault in ("timed_out", "crashed"):
-        what = reply.what or text
-        return Result(text="", failure=Failure(kind=fault, message=f"{kind} {function.name}: {what}"))
-    if kind == "agent" and reply.kind is not None:
-        return Result(text="", failure=Failure(kind="raised", message=f"{kind} {function.name}: {reply.what}"))
-    return Result(text=text[:most], is_error=reply.kind is not None or text.startswith(ERROR))
+    if reply.kind is not None:
+        # The process names what raises.
+        name = "" if reply.kind == "raised" else f"{kind} {function.name}: "
+        return Result(text="", failure=Failure(kind=reply.kind, message=f"{name}{reply.what}"))
+    text = str(reply.values[0])
+    return Result(text=text[:most], is_error=text.startswith(ERROR))
 
 
 def _schema(call: Any, name: str, *, where: str = "rollout.tools") -> Mapping[str, Any]:

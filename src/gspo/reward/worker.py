@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from gspo.errors import UserError
 from gspo.reward.builtin import find_function, math
+from gspo.reward.code import try_sandbox
 from gspo.reward.limits import end_tree
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
 
@@ -28,7 +28,6 @@ LONGEST_TIMER_SECONDS = 1e9
 Function = Callable[..., Any]
 Role = Literal["reward function", "tool", "agent"]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
-HEADER = struct.Struct(">Q")  # the size of a reply
 
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
@@ -110,8 +109,6 @@ def _prepare(name: str) -> None:
     elif name == "reasoning_gym":
         import gspo.reward.gym  # noqa: F401
     elif name == "code":
-        from gspo.reward.code import try_sandbox
-
         try_sandbox()
 
 
@@ -125,7 +122,6 @@ def _read(link: socket.socket, deliver: Callable[[Any], Any], mark: str) -> None
 
 
 def _send(link: socket.socket, number: int, reply: Reply) -> None:
-    text = json.dumps([number, vars(reply)], ensure_ascii=False)
-    message = text.encode(errors="replace")  # a half of a surrogate pair has no bytes
+    line = json.dumps([number, vars(reply)], ensure_ascii=False) + "\n"
     with suppress(OSError):  # the reading thread sees that the trainer is gone
-        link.sendall(HEADER.pack(len(message)) + message)
+        link.sendall(line.encode(errors="replace"))  # a half of a surrogate pair has no bytes

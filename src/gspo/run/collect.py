@@ -13,8 +13,8 @@ from gspo.queries.difficulty import drawn_indices, weights_of
 from gspo.queries.order import query_indices
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.schema import Recipe
-from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
+from gspo.reward.reply import TrainerState
 from gspo.reward.score import Scoring, score_each, together
 from gspo.rollout.source import Source
 from gspo.run.progress import Progress

@@ -33,7 +33,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.rollout.shaping import sampling_notes
 from gspo.rollout.tools import Tools
 from gspo.run.best import check_watched

@@ -17,7 +17,7 @@ from gspo.learner.state import digest_of
 from gspo.learner.trainer import Phase, Trainer
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.reward.log import TrainerState
+from gspo.reward.reply import TrainerState
 from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import shutil
-import site
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ TEMPORARY_BYTES = 2**26  # of /tmp, and of /dev/shm
 INSIDE, PACKAGES = "/sandbox", "/packages"
 DEVICES = ("null", "full", "random", "urandom")  # not "zero": mapped as shared, it is memory that nobody counts
 # Without these the interpreter itself may not start; they are the loader's, and say nothing of the user.
-LOADER_VARIABLES = ("LD_LIBRARY_PATH",)
+LOADER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 EVERYTHING = "*"  # of `packages`
 
 
@@ -101,8 +100,7 @@ def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[
     """Return where the packages lie and where the sandbox has them, and its directories of them."""
     own = Path(gspo.__file__).parent
     if EVERYTHING in packages:
-        folders = {*site.getsitepackages(), site.getusersitepackages()} & set(sys.path)
-        folders |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
+        folders = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
         found = sorted(filter(os.path.isdir, folders))
         search = [*(f"{PACKAGES}/{number}" for number in range(len(found))), f"{PACKAGES}/own"]
         return [*zip(found, search, strict=False), (str(own), f"{PACKAGES}/own/{own.name}")], search

@@ -4,20 +4,34 @@ import fcntl
 import json
 import os
 import shutil
+import socket
+import subprocess
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import IO, Any, Literal, Self, get_args
 
 from gspo.errors import UserError
 from gspo.sandbox import plain
-from gspo.sandbox.server import Server, ServerDiedError
+from gspo.sandbox.isolation import LOADER_VARIABLES, find_bubblewraps, isolated_command
+from gspo.sandbox.seccomp import compile_filter
 
 Ending = Literal["finished", "failed", "cpu_time", "wall_time", "memory", "output", "files", "crashed"]
 MAX_ERROR_CHARACTERS = 1000
+START_SECONDS = 120.0
+MAX_REPLY_BYTES = 2**12
+_VARIABLES = {
+    "LD_BIND_NOW": "1",  # what is linked at the start need not be linked in each fork
+    "PYTHONHASHSEED": "0",  # what an order of hashes decides can be repeated
+}
+_REFUSED = (
+    "bubblewrap needs user namespaces, a mount of /proc and version 0.8 or newer. Ubuntu 24.04: allow bwrap user "
+    "namespaces (an AppArmor profile, or sysctl kernel.apparmor_restrict_unprivileged_userns=0). Docker: run with "
+    "--security-opt seccomp=unconfined --security-opt systempaths=unconfined. docs/sandbox.md says more"
+)
 SPARE_SECONDS = 30.0  # after the wall time, for the server of a busy machine to say that it is over
 
 
@@ -46,6 +60,75 @@ class Ran:
     error: str  # the end of standard error, or the exception
     value: Any = None  # what the function returned, as plain data
     cpu_seconds: float = 0.0
+
+
+class ServerDiedError(Exception):
+    """The server has ended, or says what is no message."""
+
+
+class Server:
+    """The harness in a sandbox, seen from outside, where it may be hostile; UserError where it cannot start."""
+
+    def __init__(self, packages: Sequence[str], warm: Sequence[str], *, compiler: bool = False) -> None:
+        *others, last = find_bubblewraps()
+        for bubblewrap in others:  # a profile of AppArmor, or the rights of directories, may allow the last alone
+            with suppress(UserError):
+                self._start(bubblewrap, packages, warm, compiler)
+                return
+        self._start(last, packages, warm, compiler)
+
+    def _start(self, bubblewrap: str, packages: Sequence[str], warm: Sequence[str], compiler: bool) -> None:
+        self._link, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs, os.fdopen(os.memfd_create("filter"), "r+b") as file:
+            file.write(compile_filter())
+            file.seek(0)
+            try:
+                self._process = subprocess.Popen(
+                    isolated_command(bubblewrap, file.fileno(), packages, warm, compiler),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[file.fileno()],
+                    env={name: os.environ[name] for name in LOADER_VARIABLES if name in os.environ} | _VARIABLES,
+                    cwd="/",
+                )
+            except OSError as error:
+                self._link.close()
+                raise UserError(f"code cannot be isolated: {error}", fix=_REFUSED) from None
+        try:
+            self.receive(time.monotonic() + START_SECONDS)
+        except (ServerDiedError, TimeoutError):
+            self._process.kill()
+            assert self._process.stdout
+            said = self._process.stdout.read(4000).decode(errors="replace").strip()
+            self.end()
+            what = f"code cannot be isolated: the sandbox does not start: {said or 'it says nothing'}"
+            raise UserError(what, fix=_REFUSED) from None
+
+    def send(self, header: dict[str, Any], files: Sequence[int]) -> None:
+        """Send a request for a run, with its files."""
+        with suppress(OSError):  # it has ended: `receive` says so
+            socket.send_fds(self._link, [json.dumps(header).encode()], files)
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Return the next message; ServerDiedError where there is none, TimeoutError where there is none in time."""
+        self._link.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            if isinstance(said := json.loads(self._link.recv(MAX_REPLY_BYTES)), dict):
+                return said
+        except TimeoutError:
+            raise
+        except Exception:  # it may say anything
+            pass
+        raise ServerDiedError
+
+    def end(self) -> None:
+        """Kill it with all that runs inside, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._link.close()
+        assert self._process.stdout
+        self._process.stdout.close()
 
 
 class Sandbox:
@@ -141,7 +224,10 @@ class Sandbox:
         return replace(ran, ending="failed", error=error)
 
     def _check(self, source: str, tests: str, functions: Sequence[str], limits: Limits) -> Ran:
-        with _pipe() as (asked, ask), _pipe() as (replied, reply):
+        with ExitStack() as given_away:
+            (asked, ask), (replied, reply) = os.pipe(), os.pipe()
+            for number in (asked, ask, replied, reply):
+                given_away.callback(os.close, number)
             program = self._start("programs", "functions", source, limits, calls=(asked, reply))
             checker = self._start("tests", "tests", tests, limits, calls=(replied, ask), functions=functions)
         tested, ran = checker(), program()
@@ -182,25 +268,13 @@ def _wait(server: Server, deadline: float, files: Sequence[int], limits: Limits)
     said = server.receive(deadline)
     ending: Any = said.get("ending") if said.get("ending") in get_args(Ending) else "failed"
     cpu = said["cpu"] if isinstance(said.get("cpu"), float) else 0.0
-    error = _read(files[2], -4 * MAX_ERROR_CHARACTERS).decode(errors="replace")[-MAX_ERROR_CHARACTERS:]
+    error = _read(files[2], limits.output_bytes).decode(errors="replace")[-MAX_ERROR_CHARACTERS:]
     return Ran(ending=ending, output=_read(files[1], limits.output_bytes), error=error, cpu_seconds=cpu)
 
 
 def _read(number: int, max_bytes: int) -> bytes:
-    """So many bytes of what a run has written into a file, at most; of its end, where they are negative."""
-    size = os.fstat(number).st_size
-    return os.pread(number, min(size, abs(max_bytes)), max(size + max_bytes, 0) if max_bytes < 0 else 0)
-
-
-@contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """The ends of a pipe, to be given away."""
-    ends = os.pipe()
-    try:
-        yield ends
-    finally:
-        for number in ends:
-            os.close(number)
+    """So many bytes of what a run has written into a file, at most."""
+    return os.pread(number, min(os.fstat(number).st_size, max_bytes), 0)
 
 
 def _end_all(servers: dict[str, Server]) -> None:
