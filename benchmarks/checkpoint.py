@@ -28,9 +28,8 @@ from gspo.model.policy import load_policy
 from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.store import Store
-from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
-from gspo.run.progress import Progress
+from gspo.run.progress import Clock, Progress
 
 ARCHITECTURES = {
     "1M": {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 2},

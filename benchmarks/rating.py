@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.evaluation.contests import Contest
-from gspo.evaluation.rating import Attempts, place, rate, rating_of_rank
+from gspo.evaluation.rating import Attempts, Contest, place, rate, rating_of_rank
 
 SCALE = 400 / math.log(10)  # two Gumbel numbers of this scale differ by a logistic one
 FINE = np.arange(-1000.0, 5000.0, 100.0)  # difficulties so near one another that ties are rare
@@ -61,12 +60,12 @@ def with_each_mistake(contests: Sequence[Contest], attempts: Attempts, dice: np.
     """The rating, and what it is with one mistake of the published procedure and all else right."""
     ratings = [contest.ratings for contest in contests]
     placements = [place(contest, attempts) for contest in contests]
-    num_before = sum(own.rank - 1 for own in placements)
+    num_before = sum(own["rank"] - 1 for own in placements)
     # 6 in 10 of those within 150 points of 1400 are 13 % of all.
     shown = [np.where((abs(own - 1400) <= 150) & (dice.random(len(own)) < 0.6), 0.0, own) for own in ratings]
-    bounded = (min(max(own.rating, 0.0), rated.max() + 99) for own, rated in zip(placements, ratings, strict=True))
+    bounded = (min(max(own["rating"], 0.0), rated.max() + 99) for own, rated in zip(placements, ratings, strict=True))
     return {
-        "gspo": rate(contests, attempts, num_resamples=2).rating,
+        "gspo": rate(contests, attempts, num_resamples=2)["rating"],
         "rank from 0": rating_of_rank(np.concatenate(ratings), 1 + num_before - len(contests)),
         "mean of R, between the bounds": fmean(bounded),
         "13 % of the humans, of about 1400, shown as 0": rating_of_rank(np.concatenate(shown), 1 + num_before),
@@ -76,7 +75,7 @@ def with_each_mistake(contests: Sequence[Contest], attempts: Attempts, dice: np.
 def percentiles(contests: Sequence[Contest], attempts: Attempts, dice: np.random.Generator) -> tuple[float, float]:
     """The 95 % interval that `rate` does not give: by percentiles of the resampled ratings, to 10 points."""
     grid = np.arange(-2000.0, 6000.0, 10.0)
-    observed = np.array([place(contest, attempts).rank - 1 for contest in contests])
+    observed = np.array([place(contest, attempts)["rank"] - 1 for contest in contests])
     values = [np.unique(contest.ratings, return_counts=True) for contest in contests]
     expected = np.array([1 / (1 + 10 ** ((grid[:, None] - own) / 400)) @ counts for own, counts in values])
     weights = dice.multinomial(len(contests), np.full(len(contests), 1 / len(contests)), 1000).astype(float)
@@ -107,7 +106,7 @@ def few_problems(players: range) -> Table:
         for strength in STRENGTHS:
             dice = np.random.default_rng(strength)
             cases = [simulate(strength, dice, [np.arange(*bounds)] * 20) for _ in players]
-            cells.append(deviation([rate(*case, num_resamples=2).rating for case in cases], strength))
+            cells.append(deviation([rate(*case, num_resamples=2)["rating"] for case in cases], strength))
         rows.append([name, *cells])
     return ["problems", *map(str, STRENGTHS)], rows
 
@@ -121,7 +120,8 @@ def coverage(players: range) -> Table:
         for _ in players:
             case = simulate(strength, dice, [FINE] * num_contests)
             rating = rate(*case)
-            within += [low <= strength <= high for low, high in (percentiles(*case, dice), (rating.low, rating.high))]
+            both = (percentiles(*case, dice), (rating["low"], rating["high"]))
+            within += [low <= strength <= high for low, high in both]
         rows.append([str(num_contests), str(strength), *(f"{100 * share:.0f} %" for share in within / len(players))])
     return ["contests", "strength", "percentile", "bootstrap-t"], rows
 
@@ -132,10 +132,15 @@ def realistic(players: range) -> Table:
     for strength in STRENGTHS:
         dice = np.random.default_rng(strength)
         found = [rate(*simulate(strength, dice, [contest_problems(dice) for _ in range(20)])) for _ in players]
-        within = fmean(own.low <= strength <= own.high for own in found)
-        width = median(own.high - own.low for own in found)
+        within = fmean(own["low"] <= strength <= own["high"] for own in found)
+        width = median(own["high"] - own["low"] for own in found)
         rows.append(
-            [str(strength), deviation([own.rating for own in found], strength), f"{100 * within:.0f} %", f"{width:.0f}"]
+            [
+                str(strength),
+                deviation([own["rating"] for own in found], strength),
+                f"{100 * within:.0f} %",
+                f"{width:.0f}",
+            ]
         )
     return ["strength", "rating", "within the interval", "median width"], rows
 

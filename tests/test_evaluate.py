@@ -21,9 +21,8 @@ import gspo
 from gspo.cli import main
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.engine import Completion, Prompt, Sampling
-from gspo.errors import RunError, UserError
-from gspo.evaluation.contests import read_contests
-from gspo.evaluation.rating import plain_rating, rate
+from gspo.errors import RunError, UserError, writable
+from gspo.evaluation.rating import rate, read_contests
 from gspo.model.policy import Policy
 from gspo.run.console import Display
 from gspo.run.lock import Lock
@@ -264,7 +263,7 @@ def test_tries_at_stored_contests_make_a_rating(place: Path, capsys: pytest.Capt
     tries: dict[tuple[int, str], list[bool]] = {}
     for line in own["responses"]:
         tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), []).append(line["passed"])
-    expected = plain_rating(rate(read_contests(place / "site"), tries))
+    expected = writable(rate(read_contests(place / "site"), tries))
     assert len(tries) == 4 and own["numbers"]["rating"] == json.loads(json.dumps(expected))
     assert "codeforces: rating" in capsys.readouterr().out
 

@@ -22,7 +22,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.prepare import NOTHING, Prepared, prepare
+from gspo.run.prepare import NOTHING, Inputs, prepare
 from gspo.run.recorder import Recorder, rollout_lines
 from gspo.run.run import open_run
 from gspo.types import Batch, Score
@@ -35,7 +35,7 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def varied_batch(policy: Policy, parts: Prepared, recipe: Any) -> Batch:
+def varied_batch(policy: Policy, parts: Inputs, recipe: Any) -> Batch:
     queries = parts.queries.train[:8]
     groups = sample_groups(policy, queries, recipe.rollout, group_size=4, seed=0, policy_version=0)
     scores = [Score(reward=float(index % 2), parts={"f": float(index % 2)}) for index in range(32)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from gspo.errors import HAS_LAUNCHER, SILENT, OtherRankError, RunError, Stopped, UserError, printable
+from gspo.errors import HAS_LAUNCHER, SILENT, OtherRankError, RunError, Stopped, UserError, printable, writing
 from gspo.rank_environment import is_of_others, rank_of_several, world_size
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except Exception as error:
         if rank_of_several() is None:
             raise
-        from gspo.launch.supervise import FIX
+        from gspo.launch.ranks import FIX
 
         traceback.print_exc()
         how = f"ended by {type(error).__name__}: its traceback is above{FIX}"
@@ -228,15 +228,9 @@ def _import(options: Namespace) -> None:
         print(printable("\n".join(lines)), file=sys.stderr)
         _note(text.rstrip("\n"))
         return
-    try:
-        with options.out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError("there is a file already", where=str(options.out), fix="name another after -o") from None
-    except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}", where=str(options.out), fix="name another file"
-        ) from None
+    fix = "name another file after -o"
+    with writing(options.out, fix), options.out.open("x", encoding="utf-8") as file:
+        file.write(text)
     _note("\n".join([*lines, f"written: {options.out}; see it by: gspo check {options.out}"]))
 
 
@@ -296,7 +290,7 @@ def _resume(options: Namespace) -> int:
 
 def _run(recipe: "Recipe", words: list[str], processes: int | None, **flags: Any) -> int:
     """Run the recipe, in this process or by these words in several."""
-    from gspo.launch.local import end_with_launcher, run_processes
+    from gspo.launch.ranks import end_with_launcher, run_processes
     from gspo.run.summary import summary
 
     if processes is not None and processes > 1:
@@ -330,8 +324,7 @@ def _launch(options: Namespace) -> int:
     recipe = _loaded(options)  # here, for a mistake is to show before the job has waited for its turn
     words = ["train", options.target, *options.overrides, "--resume"]  # from its checkpoint, if it has one
     if options.command == "launch local":
-        from gspo.launch.local import run_processes
-        from gspo.launch.supervise import with_restarts
+        from gspo.launch.ranks import run_processes, with_restarts
 
         return with_restarts(partial(run_processes, words, options.processes or 1), options.max_failures, _note)
     if options.command == "launch ray":

@@ -2,7 +2,8 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,15 @@ class UserError(Exception):
         place, advice = f"{self.where}: " if self.where else "", f"\n  fix: {self.fix}" if self.fix else ""
         self.what = _bounded(what, MAX_BYTES - len(f"{place}{advice}".encode()))
         super().__init__(f"{place}{self.what}{advice}")
+
+
+@contextmanager
+def writing(path: Path, fix: str) -> Iterator[None]:
+    """A block that writes there: UserError where the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix=fix) from None
 
 
 FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a reward function fails

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gspo.engine.make import make_engine
-from gspo.errors import RunError, UserError, did_you_mean
-from gspo.evaluation.contests import read_contests
+from gspo.errors import RunError, UserError, did_you_mean, writable, writing
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
-from gspo.evaluation.journal import Journal, writing
-from gspo.evaluation.rating import collect_attempts, plain_rating, rate
+from gspo.evaluation.journal import NO_ROOM, Journal
+from gspo.evaluation.rating import collect_attempts, rate, read_contests
 from gspo.interrupt import Interrupt, check_stop
 from gspo.learner.state import digest_of
 from gspo.model.load import named_stop_ids, turn_end
@@ -26,12 +25,11 @@ from gspo.reward.functions import close_functions
 from gspo.reward.score import score
 from gspo.rollout.sampler import Sampler
 from gspo.rollout.tools import Tools
-from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
 from gspo.run.lock import Lock
 from gspo.run.prepare import load_inputs, longest_sequence
-from gspo.run.resume import contents_digest
+from gspo.run.resume import code_of, contents_digest
 from gspo.run.summary import shown_tokens
 
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
@@ -83,7 +81,7 @@ def evaluate(
             display.note(f"a response ends with {shown_tokens(tokenizer, policy.stop_ids)}")
             check_stop()
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
-        with writing(directory):
+        with writing(directory, NO_ROOM):
             directory.mkdir(parents=True, exist_ok=True)
         stack.callback(Lock(directory).release)
         journal = Journal(directory, model)
@@ -142,7 +140,7 @@ def _judge(chunk: EvaluationSet, sampler: Sampler, journal: Journal, display: Di
 def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The CodeForces rating of the judged tries, as evaluation.json has it: null for what does not exist."""
     attempts = collect_attempts({**line["columns"], "passed": [bool(line["passed"])]} for line in lines)
-    return plain_rating(rate(read_contests(Path(str(suite.queries.path))), attempts))
+    return dict(writable(rate(read_contests(Path(str(suite.queries.path))), attempts)))
 
 
 def _about(

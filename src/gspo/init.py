@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gspo.errors import UserError
+from gspo.errors import UserError, writing
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.yaml_text import Dumper, read_yaml
@@ -116,16 +116,12 @@ def init(
     texts = {recipe_file: RECIPE.format(**values), reward_file: REWARDS.format(**values)}
     recipe = make_recipe(read_yaml(texts[recipe_file], where=str(recipe_file)), where=str(recipe_file))
     values["about_time"] = _about_time(recipe, values)
-    try:
+    with writing(out, fix="add --out DIRECTORY, one that you may write to"):
         out.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fix = "add --out DIRECTORY, one that you may write to"
-        raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
-    lines = [
-        f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "disk", "time", "reward")
-    ]
+    labels = ("data", "model", "machine", "disk", "time", "reward")
+    lines = [f"{label:<9} {values[f'about_{label}']}" for label in labels]
     lines += [f"written   {recipe_file}, {reward_file}"]
     lines += [f"first     write score in {reward_file}"] if not values["builtin"] else []
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]

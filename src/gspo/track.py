@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gspo.errors import RunError, UserError
-from gspo.report.run_files import read_run, section
-from gspo.report.steps import LAST
+from gspo.report.run_files import LAST, read_run, section
 from gspo.trackers.send import read_state, send
 from gspo.trackers.tracker import check_trackers
 

@@ -20,7 +20,6 @@ from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.collect import collect
 from gspo.run.console import Display
-from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
 from gspo.run.place import renamed
 from gspo.run.prepare import FromPython, Functions, Rows
@@ -99,9 +98,9 @@ def _run(recipe: Recipe, trainer: Trainer, given: FromPython, *, display: Displa
     with ExitStack() as stack:
         run = stack.enter_context(open_run(recipe, trainer, given, display=display, **how))
         about = introduction(recipe, trainer.policy, run.parts)
-        record_start(run, about)
+        run.record_start(about)
         trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)
-        with trackers as announce, end_recorded(run), losses_named():
+        with trackers as announce, run.end_recorded(), losses_named():
             display.note(about)
             decoding = run.engine.describe().get("decoding")
             notes = [f"the model is decoded {decoding}"] if decoding else []

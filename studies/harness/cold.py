@@ -19,7 +19,7 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.rollout.sampler import Sampler
-from gspo.run.prepare import Prepared, prepare
+from gspo.run.prepare import Inputs, prepare
 
 REPORT = "start.json"  # written last: a directory that has it is whole
 
@@ -44,7 +44,7 @@ def main() -> None:
     (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
 
 
-def _cold_start(recipe: Recipe, trainer: Trainer, parts: Prepared) -> dict[str, Any]:
+def _cold_start(recipe: Recipe, trainer: Trainer, parts: Inputs) -> dict[str, Any]:
     trainer.begin("cold start")
     policy, num_steps = trainer.policy, recipe.cold_start.steps
     for step, rows in enumerate(rows_of_steps(parts.demonstrations, recipe), 1):
@@ -55,8 +55,8 @@ def _cold_start(recipe: Recipe, trainer: Trainer, parts: Prepared) -> dict[str, 
     known = {"steps": num_steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(policy)}
     if parts.queries.held_out:
         own = held_out_set(recipe, parts.queries.held_out, parts.functions)
-        score = evaluate(Sampler(EmbeddedEngine(policy), policy), own)
-        known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
+        numbers, _ = evaluate(Sampler(EmbeddedEngine(policy), policy), own)
+        known |= {"pass_at_1": round(numbers["pass_at_1"], 4), "mean_tokens": round(numbers["mean_response_tokens"], 2)}
     return known
 
 

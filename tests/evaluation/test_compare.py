@@ -38,19 +38,19 @@ def test_difference_and_errors_are_those_of_the_equations() -> None:
     second = {"d": [True, False, True, False], "c": [False, True], "b": [True, True], "a": [True, True, False]}
     shown = compare(evaluated(first), evaluated(second, samples=4), "sums")
     differences = [2 / 3 - 1 / 3, 1.0 - 0.0, 0.5 - 1.0, 0.5 - 0.5]
-    assert shown.difference.mean == pytest.approx(sum(differences) / 4)
-    assert shown.difference.error_over_questions == pytest.approx(statistics.stdev(differences) / math.sqrt(4))
+    assert shown["mean"] == pytest.approx(sum(differences) / 4)
+    assert shown["error_over_questions"] == pytest.approx(statistics.stdev(differences) / math.sqrt(4))
     variances = [2 / 9 / 2 + 2 / 9 / 2, 0.0, 0.25 / 1, 0.25 / 1 + 0.25 / 3]  # p̂ (1 − p̂)/(n − 1) of both models
-    assert shown.difference.error_over_samples == pytest.approx(math.sqrt(sum(variances)) / 4)
-    assert (shown.difference.num_questions, shown.won, shown.lost) == (4, ("a", "b"), ("c",))
+    assert shown["error_over_samples"] == pytest.approx(math.sqrt(sum(variances)) / 4)
+    assert (shown["num_questions"], shown["won"], shown["lost"]) == (4, ("a", "b"), ("c",))
 
 
 def test_only_questions_with_judged_responses_of_both_count() -> None:
     first: Passed = {"a": [True], "b": [False], "c": [None], "d": [False]}
     second: Passed = {"a": [True, None], "b": [True], "c": [True], "e": [True]}
     shown = compare(evaluated(first), evaluated(second), "sums")
-    assert (shown.difference.mean, shown.difference.num_questions, shown.num_left_out) == (0.5, 2, 3)
-    assert (shown.won, shown.lost) == (("b",), ()) and math.isnan(shown.difference.error_over_samples)
+    assert (shown["mean"], shown["num_questions"], shown["num_left_out"]) == (0.5, 2, 3)
+    assert (shown["won"], shown["lost"]) == (("b",), ()) and math.isnan(shown["error_over_samples"])
 
 
 def test_rows_with_one_prompt_are_one_question() -> None:
@@ -60,14 +60,14 @@ def test_rows_with_one_prompt_are_one_question() -> None:
         for response in tree["suites"]["sums"]["responses"]:
             response["prompt"] = f"What is {response['query'][0]}?"
     shown = compare(first, second, "sums")
-    assert (shown.difference.num_questions, shown.won, shown.lost) == (2, ("a0",), ("b0",))
-    assert shown.difference.error_over_questions == pytest.approx(statistics.stdev([0.5, -0.5]) / math.sqrt(2))
+    assert (shown["num_questions"], shown["won"], shown["lost"]) == (2, ("a0",), ("b0",))
+    assert shown["error_over_questions"] == pytest.approx(statistics.stdev([0.5, -0.5]) / math.sqrt(2))
 
 
 def test_models_that_agree_everywhere_have_no_error_that_says_so_is_certain() -> None:
     same = evaluated({"a": [True], "b": [False]})
     shown = compare(same, same, "sums")
-    assert (shown.difference.mean, shown.sign_test) == (0.0, 1.0) and math.isnan(shown.difference.error_over_questions)
+    assert (shown["mean"], shown["sign_test"]) == (0.0, 1.0) and math.isnan(shown["error_over_questions"])
 
 
 def drawn(dice: random.Random, num_questions: int, gain: float) -> tuple[list[list[bool]], list[list[bool]]]:
@@ -81,10 +81,10 @@ def test_the_errors_cover_the_true_difference_and_pairing_beats_the_errors_of_ea
     dice, gain, num_covered, num_smaller = random.Random(3), 0.1, 0, 0
     for _ in range(400):
         first, second = drawn(dice, 60, gain)
-        found = compare(evaluated(numbered(first)), evaluated(numbered(second)), "sums").difference
-        num_covered += abs(found.mean - gain) < 1.96 * found.error_over_questions
+        found = compare(evaluated(numbered(first)), evaluated(numbered(second)), "sums")
+        num_covered += abs(found["mean"] - gain) < 1.96 * found["error_over_questions"]
         unpaired = [statistics.variance([statistics.fmean(row) for row in rows]) / 60 for rows in (first, second)]
-        num_smaller += found.error_over_questions < 0.9 * math.sqrt(sum(unpaired))
+        num_smaller += found["error_over_questions"] < 0.9 * math.sqrt(sum(unpaired))
     assert 0.92 < num_covered / 400 < 0.98 and num_smaller > 390
 
 
@@ -115,4 +115,4 @@ def test_what_differs_is_named(other: dict[str, Any], named: Sequence[str]) -> N
 def test_a_question_that_another_chat_template_surrounds_is_the_same_question() -> None:
     other = evaluated({"a": [True], "b": [True]})
     other["suites"]["sums"]["responses"][1]["prompt"] = "user: What is b? assistant:"
-    assert compare(evaluated({"a": [True], "b": [False]}), other, "sums").won == ("b",)
+    assert compare(evaluated({"a": [True], "b": [False]}), other, "sums")["won"] == ("b",)

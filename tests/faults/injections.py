@@ -22,8 +22,8 @@ from gspo import cli
 from gspo.engine.embedded import decoding
 from gspo.engine.server.vllm import VllmApi
 from gspo.errors import HAS_LAUNCHER
-from gspo.launch import local
-from gspo.launch.local import LocalRank
+from gspo.launch import ranks
+from gspo.launch.ranks import LocalRank
 from gspo.learner import forward_passes, loss, shares
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
@@ -92,7 +92,7 @@ def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
 
 def forked_ranks() -> None:
     """The ranks of a launcher are copies of it: programs would each import anew what it has, for seconds of a core."""
-    local.LocalRank = _ForkedRank  # type: ignore[assignment, misc]
+    ranks.LocalRank = _ForkedRank  # type: ignore[assignment, misc]
 
 
 class _ForkedRank:

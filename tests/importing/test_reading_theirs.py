@@ -105,6 +105,6 @@ def test_the_recipe_is_written_beside_the_list_and_never_over_another(
     said, text = capsys.readouterr().out, (tmp_path / "recipe.yaml").read_text()
     assert "translated:" in said and text.startswith("# Made of verl's verl_gspo.sh by: gspo import verl_gspo.sh\n")
     assert main(words) == 2
-    assert "there is a file already" in capsys.readouterr().err
+    assert "cannot be written: File exists" in capsys.readouterr().err
     assert main(words[:2]) == 0
     assert capsys.readouterr().out == text

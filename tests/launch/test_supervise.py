@@ -9,8 +9,7 @@ import pytest
 
 from gspo import cli
 from gspo.errors import SILENT
-from gspo.launch.local import LocalRank
-from gspo.launch.supervise import LOST, run_ranks, with_restarts
+from gspo.launch.ranks import LOST, LocalRank, run_ranks, with_restarts
 
 
 class _Program(LocalRank):
@@ -44,7 +43,7 @@ def test_one_rank_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gspo.launch.supervise._END_SECONDS", 0.5)
+    monkeypatch.setattr("gspo.launch.ranks._END_SECONDS", 0.5)
     ranks = [_Program(program) for program in programs]
     assert run_ranks(ranks) == code
     assert all(rank.returncode is not None for rank in ranks)
@@ -70,8 +69,8 @@ class _Unkillable:
 def test_a_rank_that_nothing_ends_is_given_up_and_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gspo.launch.supervise._END_SECONDS", 0.1)
-    monkeypatch.setattr("gspo.launch.supervise._LOST_SECONDS", 0.1)
+    monkeypatch.setattr("gspo.launch.ranks._END_SECONDS", 0.1)
+    monkeypatch.setattr("gspo.launch.ranks._LOST_SECONDS", 0.1)
     assert run_ranks([_Program(SAYS_NOTHING), _Unkillable()]) == 1
     assert capsys.readouterr().out.count("failed: rank 1 does not end") == 1
 
@@ -86,8 +85,8 @@ def test_a_process_that_is_given_up_counts_as_ended() -> None:
 
 LAUNCHER = """
 import subprocess, sys
-from gspo.launch.local import LocalRank
-from gspo.launch.supervise import LOST, run_ranks
+from gspo.launch.ranks import LocalRank
+from gspo.launch.ranks import LOST, run_ranks
 class Stubborn(LocalRank):
     def __init__(self):
         ready = f"signal.signal(signal.SIGTERM, {sys.argv[1]}); print('ready', flush=True)"

@@ -10,8 +10,7 @@ import yaml
 from tests.trackers.made import COLUMNS, METRICS, NUMBERS, MadeRun
 
 from gspo.metrics.numbers import scalars
-from gspo.report.run_files import read_run
-from gspo.report.steps import LAST, lines_up_to, table_of
+from gspo.report.run_files import LAST, lines_up_to, read_run, table_of
 
 
 def test_names_are_those_of_the_metrics_and_what_is_no_number_is_left_out() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import gspo
 from gspo.errors import UserError
 from gspo.recipe.sections import EarlyStopConfig
-from gspo.run.best import Best, next_best, reason_to_stop
+from gspo.run.progress import Best, next_best, reason_to_stop
 
 FAST = ("cold_start.steps=0", "evaluation.num_queries=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=6")
 BEST = Path("runs/kept/best_model")

@@ -24,10 +24,9 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.reply import TrainerState
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
-from gspo.run.clock import Clock
 from gspo.run.collect import collect
 from gspo.run.console import Display
-from gspo.run.progress import Progress
+from gspo.run.progress import Clock, Progress
 from gspo.types import Batch, Drawn, Group, Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

@@ -19,7 +19,6 @@ from gspo.report.run_files import read_run
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.history import end_recorded
 from gspo.run.prepare import NOTHING
 from gspo.run.recorder import Recorder
 from gspo.run.run import open_run
@@ -147,7 +146,7 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
     given: dict[str, Any] = {"display": Display(quiet=True), "resume": False}
     opened = open_run(load_recipe(TINY, SHORT), Trainer(), NOTHING, **given)
-    with pytest.raises(Stopped), opened as run, end_recorded(run):
+    with pytest.raises(Stopped), opened as run, run.end_recorded():
         signal.raise_signal(signal.SIGTERM)
         check_stop()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("stopped", "SIGTERM")

@@ -18,8 +18,7 @@ import gspo
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.run.best import Best
-from gspo.run.progress import Progress, decode, encode
+from gspo.run.progress import Best, Progress, decode, encode
 from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]

@@ -10,12 +10,17 @@ import pytest
 import torch
 from tests.report.steps import Trained, after_update, batch, report, trained
 from tests.samples import changed
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from gspo.report.samples import cut_into_tokens, cut_prompt
-from gspo.run.recorder import TokenText, rollout_lines
+from gspo.run.recorder import rollout_lines
 from gspo.types import Batch, Failure, Query, Score
 
 WORDS = {4: "", 5: "ab", 6: " c", 7: "€"}
+BACKEND = Tokenizer(models.WordLevel({"?": 1, **{word: token for token, word in WORDS.items()}}))
+BACKEND.decoder = decoders.Fuse()
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=BACKEND)
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -43,7 +48,7 @@ def item(index: int, log_ratios: Sequence[float], **given: Any) -> Trained:
 
 def lines(items: Sequence[Trained] = (), made: Batch | None = None) -> list[dict[str, Any]]:
     after = after_update(made or step(), report(*items))
-    return [dict(line) for line in rollout_lines(after.samples, TokenText(decode))]
+    return [dict(line) for line in rollout_lines(after.samples, TOKENIZER)]
 
 
 def with_token_advantages(advantages: Sequence[float]) -> Batch:
@@ -101,7 +106,7 @@ def test_the_numbers_of_a_token_have_four_significant_digits() -> None:
     ratios[:3] = torch.tensor([0.0, -0.0, 12.34567])
     made = batch([[200]], [[1.0]], advantage=(0.3,), token_advantages={0: advantages})
     made = after_update(made, report(item(0, ratios.tolist())))
-    (line,) = rollout_lines(made.samples, TokenText(lambda ids: ""))
+    (line,) = rollout_lines(made.samples, TOKENIZER)
     for name, exact in (("token_log_ratios", ratios), ("token_advantages", advantages)):
         assert line[name] == [float(f"{number:.4g}") for number in exact.tolist()]
         assert json.loads(json.dumps(line[name])) == line[name]

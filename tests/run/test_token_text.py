@@ -3,13 +3,15 @@
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gspo.rollout.segments import text_and_segments
-from gspo.run.recorder import TokenText
+from gspo.run.recorder import token_characters
 
 TEXT = "Größe: 3 € 😀 and a\nline, 😀😀 end"
 
@@ -26,8 +28,13 @@ def lengths(backend: Tokenizer, names: Sequence[str]) -> tuple[str, list[int] | 
     ids = [vocabulary[name] for name in names]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     policy = SimpleNamespace(tokenizer=tokenizer, stop_ids=(vocabulary["<end>"],))
-    text, _ = text_and_segments(ids, ids[:1], policy, None)
-    return text, TokenText(tokenizer.decode).lengths(ids, text)
+    text, _ = text_and_segments(ids, [vocabulary["<end>"]], policy, None)
+    return text, characters(tokenizer, vocabulary["<end>"], ids, text)
+
+
+def characters(tokenizer: Any, before: int, ids: Sequence[int], text: str) -> list[int] | None:
+    sample: Any = SimpleNamespace(query=SimpleNamespace(prompt_ids=[before]), token_ids=torch.tensor(ids), text=text)
+    return token_characters(tokenizer, sample)
 
 
 def byte_letters() -> dict[int, str]:
@@ -37,14 +44,15 @@ def byte_letters() -> dict[int, str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_cut_anywhere_belong_to_the_token_that_makes_a_character_whole(seed: int) -> None:
+def test_bytes_cut_anywhere_belong_to_the_token_with_which_all_characters_are_whole(seed: int) -> None:
     rng, data, letters = random.Random(seed), TEXT.encode(), byte_letters()
     cuts = sorted(rng.sample(range(1, len(data)), rng.randint(1, len(data) - 1)))
     pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     names = ["".join(letters[byte] for byte in piece) for piece in pieces]
     text, found = lengths(decoder(names, decoders.ByteLevel()), [*names, "<end>"])
     ends = {len(TEXT[:size].encode()): size for size in range(len(TEXT) + 1)}
-    whole = [max(ends[at] for at in ends if at <= end) for end in [*cuts, len(data)]]
+    boundaries = [max(end for end in [0, *cuts[: place + 1]] if end in ends) for place in range(len(cuts))]
+    whole = [ends[end] for end in [*boundaries, len(data)]]
     assert text == TEXT
     assert found == [after - before for before, after in zip([0, *whole], whole, strict=False)] + [0]
 
@@ -61,10 +69,17 @@ def test_the_token_that_ends_a_response_has_no_characters_and_one_within_it_has(
 
 
 def test_a_text_that_is_not_its_tokens_one_after_another_has_no_lengths() -> None:
-    names = ["a", "b"]
-    assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "ba") is None
-    assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "") is None
-    assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "ab") == [1, 1]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=decoder(["a", "b"], decoders.Fuse()), eos_token="<end>")
+    assert characters(tokenizer, 2, [0, 1], "ba") is None
+    assert characters(tokenizer, 2, [0, 1], "") is None
+    assert characters(tokenizer, 2, [0, 1], "ab") == [1, 1]
+    assert characters(SimpleNamespace(), 2, [0, 1], "ab") is None  # of a tokenizer that is written in Python
+
+
+def test_a_text_that_a_further_token_changes_has_no_lengths() -> None:
+    backend = decoder(["a", "b"], decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "x")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    assert characters(tokenizer, 2, [0, 1], "x") is None
 
 
 def test_a_response_without_text_has_tokens_of_no_characters() -> None:

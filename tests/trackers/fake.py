@@ -3,8 +3,7 @@
 import threading
 from typing import Any
 
-from gspo.report.run_files import RunFiles
-from gspo.report.steps import Table
+from gspo.report.run_files import RunFiles, Table
 from gspo.trackers.tracker import Tracker
 
 PATIENCE = 60.0  # seconds after which a test gives up

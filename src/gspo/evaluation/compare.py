@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from gspo.errors import UserError, listed
-from gspo.evaluation.held_out import Estimate, estimate
+from gspo.evaluation.held_out import estimate
 from gspo.recipe.yaml_text import leaves
 
 Evaluation = Mapping[str, Any]  # as evaluation.json has it
@@ -16,26 +15,15 @@ Questions = Mapping[str, Sequence[float]]  # whether the judged responses to eac
 _FREE = ("samples", "about", "queries.path", "queries.limit", "engine")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The difference in how often two models pass, over the questions that both have judged responses to.
+def compare(first: Evaluation, second: Evaluation, suite: str) -> dict[str, Any]:
+    """The difference in how often two models pass, second − first, over the questions that both were asked.
 
-    Example: Comparison(difference=estimate([[0.5], [0.0]]), won=("gsm8k:7",), lost=(), sign_test=1.0, num_left_out=0)
-    """
-
-    difference: Estimate  # of the pass rates, second − first
-    won: tuple[str, ...]  # the questions that the second passes more often
-    lost: tuple[str, ...]  # less often
-    sign_test: float  # two-sided p: as uneven a split of won and lost by chance; McNemar's exact test of single samples
-    num_left_out: int  # questions that only one of the two has judged responses to
-
-
-def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
-    """The paired difference of two evaluations on a suite of both; their numbers of samples may differ.
+    `won` are the questions that the second passes more often, `lost` those less often; `num_left_out` counts
+    those that only one of the two has judged responses to. The numbers of samples may differ, and prompts as
+    chat templates do. UserError where the data or the settings are not the same, or no question is common.
 
     The error over questions is the standard deviation (Q − 1) of the questions' differences / √Q. The error over
-    samples is (1/Q) √Σ_q (s²_1q/n_1q + s²_2q/n_2q), the two models' samples taken as independent. Prompts may differ
-    as chat templates do. UserError where the data or the settings are not the same, or no question is common.
+    samples is (1/Q) √Σ_q (s²_1q/n_1q + s²_2q/n_2q), the two models' samples taken as independent.
     """
     trees, where = [tree["suites"][suite] for tree in (first, second)], f"suite {suite}"
     if len({tree["data"]["sha256"] for tree in trees}) > 1:
@@ -55,17 +43,23 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
     difference = estimate([[gain] for gain in gains.values()])
     won = tuple(query for query, gain in gains.items() if gain > 0)
     lost = tuple(query for query, gain in gains.items() if gain < 0)
-    return Comparison(
-        difference=replace(difference, error_over_samples=math.hypot(*errors)),
-        won=won,
-        lost=lost,
-        sign_test=sign_test(len(won), len(lost)),
-        num_left_out=len(before.keys() ^ after.keys()),
-    )
+    return {
+        "mean": difference.mean,
+        "error_over_questions": difference.error_over_questions,
+        "error_over_samples": math.hypot(*errors),
+        "num_questions": difference.num_questions,
+        "num_left_out": len(before.keys() ^ after.keys()),
+        "sign_test": sign_test(len(won), len(lost)),
+        "won": won,
+        "lost": lost,
+    }
 
 
 def sign_test(num_won: int, num_lost: int) -> float:
-    """min(1, 2 P(X ≤ min(won, lost))) of X ~ Binomial(won + lost, 1/2): both directions are equally likely."""
+    """min(1, 2 P(X ≤ min(won, lost))) of X ~ Binomial(won + lost, 1/2): both directions are equally likely.
+
+    It is the two-sided p of as uneven a split by chance; of single samples McNemar's exact test.
+    """
     size = num_won + num_lost
     ways = sum(math.comb(size, number) for number in range(min(num_won, num_lost) + 1))
     return min(1.0, 2 * ways / 2**size)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +15,12 @@ from gspo.reward.reply import TrainerState
 from gspo.reward.score import score
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Sampler
-from gspo.types import Query, Sample, Score, ShowProgress
+from gspo.types import Batch, Query, Sample, Score, ShowProgress
 
 # Not the recipe's seed: an evaluation draws the same numbers before and after training.
 SAMPLING_KEY = SamplingKey(seed=250718071, step=0)
 _MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
+Numbers = Mapping[str, Any]  # what `numbers_of` returns
 HELD_OUT = "held_out"  # the set of rows that a recipe's own data gives
 
 
@@ -51,29 +52,6 @@ class EvaluationSet:
     probed: Sequence[tuple[str, Score]] = ()  # what the functions score the first row's answer and junk
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOutScore:
-    """The scores of the responses to the queries of a set.
-
-    Example: HeldOutScore(pass_at_1=estimate([[1.0], [0.0]]), function_means={"math": 0.5}, num_responses=2, …)
-    """
-
-    pass_at_1: Estimate  # over the responses that a function judges
-    pass_at_k: Mapping[int, float] = field(default_factory=dict)  # by k above 1, as far as each question has k judged
-    reward: Estimate  # over those that have one: weighted sum of the functions, without a penalty for length
-    function_means: Mapping[str, float]  # unweighted, over what each applies to; NaN where that is nothing
-    num_responses: int
-    num_judged_by: Mapping[str, int]  # by function, of those that judge any
-    num_unjudged: int  # no function applies: left out of pass@1
-    num_failed: int  # the judging function failed: not passed
-    num_masked: int  # a function of weight other than 0 failed: no reward
-    first_failure: str  # of either: its message and row; empty where there is none
-    mean_response_tokens: float
-    truncated_fraction: float
-    logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # as in Batch
-    samples: Sequence[Sample] = field(default=(), compare=False)  # the responses themselves, scored
-
-
 def held_out_set(
     recipe: Recipe, queries: Sequence[Query], functions: Sequence[RewardFunction], name: str = HELD_OUT
 ) -> EvaluationSet:
@@ -103,13 +81,12 @@ def evaluate(
     eval_set: EvaluationSet,
     state: TrainerState | None = None,
     show_progress: ShowProgress = lambda *_: None,
-) -> HeldOutScore:
-    """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run."""
+) -> tuple[Numbers, Batch]:
+    """Sample and score with the weights last published; functions that fail are counted, and end no run."""
     groups = sampler.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, show_progress=show_progress)
     batch = score(groups, eval_set.functions, state, max_masked_fraction=1.0, show_progress=show_progress)
     lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
-    names = [function.name for function in eval_set.functions]
-    return replace(held_out_score(lines, names), logged=batch.logged, samples=batch.samples)
+    return numbers_of(lines, [function.name for function in eval_set.functions]), batch
 
 
 def judged_lines(samples: Sequence[Sample], pass_threshold: float) -> Iterator[dict[str, Any]]:
@@ -146,8 +123,12 @@ def shown_columns(query: Query) -> dict[str, Any]:
     }
 
 
-def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str]) -> HeldOutScore:
-    """The numbers of judged lines, whose order is of no matter but for the first failure; at least one line."""
+def numbers_of(lines: Sequence[Mapping[str, Any]], functions: Sequence[str] = ()) -> dict[str, Any]:
+    """The numbers of judged lines, at least one, under their names in evaluation.json.
+
+    NaN stands for what does not exist. The lines' order is of no matter but for the first failure. `functions`
+    are those that get a mean of their own.
+    """
     by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:  # rows with the same prompt are one question, whatever tells them apart
         by_prompt.setdefault(line["prompt"] or line["query"], []).append(line)
@@ -158,23 +139,29 @@ def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str])
         rows = [[(line[table] if table else line)[key] for line in own] for own in questions]
         return estimate([[number for number in row if number is not None] for row in rows])
 
+    passed, reward = over_questions("passed"), over_questions("reward")
+    at_k = pass_at_k([[line["passed"] for line in own] for own in questions])
     judges = Counter(line["judge"] for line in lines)
-    failed = [line for line in lines if line["judge"] and line["rewards"][line["judge"]] is None]
     causes = (f"{line['failure']} (row {line['query']})" for line in lines if line["failure"])
-    return HeldOutScore(
-        pass_at_1=over_questions("passed"),
-        pass_at_k=pass_at_k([[line["passed"] for line in own] for own in questions]),
-        reward=over_questions("reward"),
-        function_means={name: over_questions(name, "rewards").mean for name in functions},
-        num_responses=len(lines),
-        num_judged_by={name: judges[name] for name in functions if judges[name]},
-        num_unjudged=judges[None],
-        num_failed=len(failed),
-        num_masked=sum(line["is_masked"] for line in lines),
-        first_failure=next(causes, ""),
-        mean_response_tokens=fmean(line["tokens"] for line in lines),
-        truncated_fraction=fmean(line["finish_reason"] == "length" for line in lines),
-    )
+    return {
+        "pass_at_1": passed.mean,
+        "error_over_questions": passed.error_over_questions,
+        "error_over_samples": passed.error_over_samples,
+        "reward_mean": reward.mean,
+        "reward_error": reward.error_over_questions,
+        "mean_response_tokens": fmean(line["tokens"] for line in lines),
+        "truncated_fraction": fmean(line["finish_reason"] == "length" for line in lines),
+        "pass_at_k": {"1": passed.mean, **{str(k): rate for k, rate in at_k.items()}},
+        "num_questions": passed.num_questions,
+        "num_responses": len(lines),
+        "num_unjudged": judges[None],  # no function applies: left out of pass@1
+        "num_failed": sum(bool(line["judge"]) and line["rewards"][line["judge"]] is None for line in lines),
+        "first_failure": next(causes, None),
+        # Of an evaluation within a run alone:
+        "num_masked": sum(line["is_masked"] for line in lines),  # no reward: a function that counts has failed
+        "num_judged_by": {name: judges[name] for name in functions if judges[name]},
+        "function_means": {name: over_questions(name, "rewards").mean for name in functions},  # unweighted
+    }
 
 
 def pass_at_k(passed: Sequence[Sequence[bool | None]]) -> dict[int, float]:

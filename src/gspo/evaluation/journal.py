@@ -2,19 +2,19 @@
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError, writable
+from gspo.errors import UserError, writable, writing
 from gspo.evaluation.compare import differences
-from gspo.evaluation.held_out import SAMPLING_KEY, held_out_score
+from gspo.evaluation.held_out import SAMPLING_KEY, numbers_of
 
 EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
+NO_ROOM = "make room there, or give another --out; the same command goes on with what is judged"
+_OF_A_RUN = ("num_masked", "num_judged_by", "function_means")  # numbers that evaluation.json does not have
 _SECONDS = ("seconds_sampling", "seconds_judging")
 _NEW = "evaluation.json.new"  # until it is whole
 
@@ -70,21 +70,24 @@ class Journal:
         whole = {name: own for name, own in self.suites.items() if len(self.judged(name)) == own["data"]["num_rows"]}
         for name, suite in whole.items():
             rating = {"rating": ratings[name]} if name in ratings else {}
-            suite["numbers"] = {**numbers_of(suite["responses"]), **suite["numbers"], **rating}
+            numbers = writable(numbers_of(suite["responses"]))
+            kept = {key: own for key, own in numbers.items() if key not in _OF_A_RUN}
+            suite["numbers"] = {**kept, **suite["numbers"], **rating}
         tree: dict[str, Any] = {"format": FORMAT, "gspo": version("gspo"), "model": self._model}
         tree |= {"engine": dict(engine) or self._engine, "seed": SAMPLING_KEY.seed, "suites": whole}
-        with writing(self.path / EVALUATION_FILE), (self.path / _NEW).open("w", encoding="utf-8") as file:
+        final, new = self.path / EVALUATION_FILE, self.path / _NEW
+        with writing(final, NO_ROOM), new.open("w", encoding="utf-8") as file:
             file.write(json.dumps(tree, ensure_ascii=False, allow_nan=False))
             file.flush()
             os.fsync(file.fileno())
-            (self.path / _NEW).replace(self.path / EVALUATION_FILE)
+            new.replace(final)
             if len(whole) == len(self.suites):
                 (self.path / UNFINISHED).unlink(missing_ok=True)
         return tree
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         path, records = self.path / UNFINISHED, writable(records)
-        with writing(path), path.open("a", encoding="utf-8") as file:
+        with writing(path, NO_ROOM), path.open("a", encoding="utf-8") as file:
             for record in [{"model": self._model}, *records] if file.tell() == 0 else records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
@@ -108,58 +111,20 @@ class Journal:
         self._engine, self.suites = tree["engine"], tree["suites"]
 
     def _read_unfinished(self, content: bytes) -> None:
-        """Return what a killed process has left: whole questions only; the torn last line is cut off."""
-        whole = content[: content.rfind(b"\n") + 1]
-        header, *records = map(json.loads, whole.splitlines() or [b"null"])
-        if header:  # else the process was killed in its first write
-            self._check_model(header["model"])
+        """Take what a killed process has left, but for responses that it was writing, which are cut off."""
+        lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+        records = [*map(json.loads, lines)]
+        while records and "line" in records[-1]:  # they end with their seconds
+            records.pop()
+        if records:  # else the process was killed in its first write
+            self._check_model(records[0]["model"])
         published = {*self.suites}  # the process was killed before it removed this file
-        read: dict[tuple[str, str, int], Any] = {}
-        for record in records:
-            if "line" in record:
-                key = record["suite"], record["line"]["query"], record["line"]["sample"]
-                read.pop(key, None)
-                read[key] = record
-            elif record["suite"] not in published:
+        for record in records[1:]:
+            if record["suite"] not in published:
                 self._take(record)
-        counts = Counter((suite, query) for suite, query, _ in read)
-        for (suite, query, _), record in read.items():
-            if suite not in published and counts[suite, query] == self.suites[suite]["settings"]["samples"]:
-                self._take(record)
-        os.truncate(self.path / UNFINISHED, len(whole))
+        os.truncate(self.path / UNFINISHED, sum(map(len, lines[: len(records)])))
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
         if model["sha256"] != self._model["sha256"]:
             what = f"it holds the evaluation of another model, {model['path']}; this is {self._model['path']}"
             raise UserError(what, where=str(self.path), fix="give another --out")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A block that writes there: UserError where the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        fix = "make room there, or give another --out; the same command goes on with what is judged"
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix=fix) from None
-
-
-def numbers_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of a suite's judged responses, as evaluation.json has them: null for what does not exist."""
-    score = held_out_score(lines, [*lines[0]["rewards"]])
-    numbers = {
-        "pass_at_1": score.pass_at_1.mean,
-        "error_over_questions": score.pass_at_1.error_over_questions,
-        "error_over_samples": score.pass_at_1.error_over_samples,
-        "reward_mean": score.reward.mean,
-        "reward_error": score.reward.error_over_questions,
-        "mean_response_tokens": score.mean_response_tokens,
-        "truncated_fraction": score.truncated_fraction,
-        "pass_at_k": {"1": score.pass_at_1.mean, **{str(k): rate for k, rate in score.pass_at_k.items()}},
-        "num_questions": score.pass_at_1.num_questions,
-        "num_responses": score.num_responses,
-        "num_unjudged": score.num_unjudged,
-        "num_failed": score.num_failed,
-        "first_failure": score.first_failure or None,
-    }
-    return dict(writable(numbers))

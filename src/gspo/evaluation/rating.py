@@ -1,16 +1,22 @@
-"""The CodeForces rating of a model, by CodeElo (arXiv 2501.01257) without the mistakes in docs/guides/rating.md."""
+"""The CodeForces rating of a model, by CodeElo (arXiv 2501.01257) without the mistakes in docs/guides/rating.md.
 
+Contests come from files: problems with tests, standings and ratings as the site's API gives them.
+"""
+
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from gspo.errors import UserError, writable
-from gspo.evaluation.contests import Contest
+from gspo.errors import UserError
+from gspo.queries.row import RawRow, read_rows
 
 Attempts = Mapping[tuple[int, str], Sequence[bool]]  # by contest and index: whether each try passed
 
@@ -18,42 +24,83 @@ MAX_TRIES, CONFIDENCE = 8, 0.95  # tries at a problem in one run; what the inter
 _GRID = np.linspace(-3000.0, 7000.0, 501)  # ratings at which the bootstrap knows the expected rank
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """The place that one run of a model would have had in one contest.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contest:
+    """A contest with its P problems, and its N rated humans in the order of the standings.
 
-    Example: Placement(contest=2024, rerun=0, num_humans=8000, rank=2501.5, rating=1630.2, solved={"A": 1}, …)
+    Example: Contest(id=2024, name="Codeforces Round 980 (Div. 2)", problems=("A", "B"), …)
     """
 
-    contest: int
+    id: int
     name: str
-    division: str  # as the name says it: "Div. 1 + Div. 2"; empty where it says nothing
-    rerun: int
-    num_humans: int  # those it is ranked among
-    rank: float  # from 1, a tie counts half
-    rating: float  # that explains the rank; infinite of who is before or behind all humans
-    solved: Mapping[str, int]  # by index: the number of the try that passed, from 1
-    num_attempted: int
-    num_problems: int
+    problems: Sequence[str]  # the index of each
+    max_points: Float[np.ndarray, "P"]  # NaN of a problem that counts 1, as in Educational and Div. 3 rounds
+    ratings: Float[np.ndarray, "N"]  # shown before the contest; 0 of who had none
+    solved: Bool[np.ndarray, "N P"]
+    wrong_tries: Int[np.ndarray, "N P"]  # of a problem that is solved: before it was
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rating:
-    """The rating of a model, its confidence interval, and all that they were computed from.
+def read_contests(directory: Path) -> list[Contest]:
+    """The contests in `directory`/contests/<id>/{standings,ratings}.json, by id; UserError where one is odd."""
+    folder = directory / "contests"
+    folders = [path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal()]
+    if not folders:
+        raise UserError("no contest is here", where=str(folder), fix="make a folder for each, such as contests/2024")
+    return [_read_contest(path) for path in sorted(folders, key=lambda path: int(path.name))]
 
-    Example: Rating(rating=1630.2, low=1551.0, high=1704.8, placements=(…), left_out={}, note="", …)
-    """
 
-    rating: float  # infinite of who is before, or behind, every human of every contest
-    low: float  # NaN, as `high`, where there is no interval: `note` says why
-    high: float
-    confidence: float = CONFIDENCE
-    seed: int  # of the bootstrap
-    num_reruns: int
-    num_tries: int  # at each problem in each run, counted in the order in which they were made
-    placements: Sequence[Placement]  # of each run in each contest
-    left_out: Mapping[int, str]  # contests that do not count, and why
-    note: str  # why there is no interval, or none with an end
+def read_problems(directory: Path, contests: Sequence[Contest]) -> list[RawRow]:
+    """The rows of `directory`/problems.jsonl with the statement as prompt; UserError for one that cannot be used."""
+    path, rows = directory / "problems.jsonl", list[RawRow]()
+    left: list[Any] = [(contest.id, index) for contest in contests for index in contest.problems]
+    for number, row in enumerate(read_rows(str(path)), start=1):
+        problem, where = (row.get("contest"), row.get("index")), f"{path}, row {number}"
+        fix = "correct the row, or remove it"
+        if problem not in left:
+            what = f"contest {problem[0]!r} has no problem {problem[1]!r}, or the row was given before"
+            raise UserError(what, where=where, fix=fix)
+        left.remove(problem)
+        rows.append({"prompt": row.pop("statement", None), **row})
+    if not rows:
+        raise UserError("no problem is here", where=str(path), fix="write one problem a line")
+    return rows
+
+
+def _read_contest(folder: Path) -> Contest:
+    """The rows count of who took part officially and alone, and is in ratings.json."""
+    with _answer(folder / "ratings.json", "contest.ratingChanges") as changes:
+        ratings = {change["handle"]: float(change["oldRating"]) for change in changes}
+    with _answer(folder / "standings.json", "contest.standings") as standings:
+        rows, problems = dict[str, Any](), standings["problems"]
+        for row in standings["rows"]:
+            handles = [member["handle"] for member in row["party"]["members"]]
+            if row["party"]["participantType"] == "CONTESTANT" and len(handles) == 1 and handles[0] in ratings:
+                rows[handles[0]] = row["problemResults"]
+        if not any(ratings[handle] for handle in rows):
+            raise ValueError(f"none of the {len(ratings)} humans of ratings.json has a row and had a rating before")
+        shape, results = (len(rows), len(problems)), [result for row in rows.values() for result in row]
+        return Contest(
+            id=int(folder.name),
+            name=str(standings["contest"]["name"]),
+            problems=tuple(problem["index"] for problem in problems),
+            max_points=np.array([float(problem.get("points", math.nan)) for problem in problems]),
+            ratings=np.array([ratings[handle] for handle in rows]),
+            solved=np.array([result["points"] > 0 for result in results]).reshape(shape),
+            wrong_tries=np.array([int(result["rejectedAttemptCount"]) for result in results]).reshape(shape),
+        )
+
+
+@contextmanager
+def _answer(path: Path, method: str) -> Iterator[Any]:
+    """Read a saved answer of the API, with or without its envelope of status and result; name the file in any fault."""
+    content = b""
+    try:
+        answer = json.loads(content := path.read_bytes())
+        yield answer["result"] if "status" in answer else answer
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        what = f"this cannot be used: {type(error).__name__}: {error}; it begins {content[:80]!r}"
+        fix = f"save the whole answer of the API's method {method} there, of a rated contest that is over"
+        raise UserError(what, where=str(path), fix=fix) from None
 
 
 def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
@@ -72,45 +119,41 @@ def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
     return attempts
 
 
-def rate(contests: Sequence[Contest], attempts: Attempts, *, seed: int = 0, num_resamples: int = 2000) -> Rating:
+def rate(
+    contests: Sequence[Contest], attempts: Attempts, *, seed: int = 0, num_resamples: int = 2000
+) -> dict[str, Any]:
     """The rating with which a player's expected ranks in the contests add up to those of the model's runs.
 
     It is the R of Σ_c Σ_i 1/(1 + 10^((R − R_ci)/400)) = Σ_c (rank_c − 1), the maximum likelihood of all comparisons
-    with humans. The rank of several runs in a contest is their mean.
+    with humans. The rank of several runs in a contest is their mean. Returned is what evaluation.json has, with
+    NaN and infinite numbers for its null: `contests` are the runs in each contest.
     """
     counted = [own for own in contests if any((own.id, index) in attempts for index in own.problems)]
-    left_out = {own.id: "none of its problems was tried" for own in contests if own not in counted}
+    left_out = {str(own.id): "none of its problems was tried" for own in contests if own not in counted}
     num_tries = len(next(iter(attempts.values())))
     num_reruns = math.ceil(num_tries / MAX_TRIES)
     placements = [place(own, attempts, rerun=rerun) for own in counted for rerun in range(num_reruns)]
-    observed = np.array([own.rank - 1 for own in placements]).reshape(-1, num_reruns).mean(1)
+    observed = np.array([own["rank"] - 1 for own in placements]).reshape(-1, num_reruns).mean(1)
     ratings = [contest.ratings[contest.ratings != 0] for contest in counted]
     rating = rating_of_rank(np.concatenate(ratings), 1 + observed.sum())
     curves = np.array([_expected_before(_GRID, own) for own in ratings])
     weights = np.random.default_rng(seed).multinomial(len(curves), [1 / len(curves)] * len(curves), num_resamples)
     low, high, note = _interval(curves, observed, rating, weights)
-    return Rating(
-        rating=rating,
-        low=low,
-        high=high,
-        seed=seed,
-        num_reruns=num_reruns,
-        num_tries=min(num_tries, MAX_TRIES),
-        placements=placements,
-        left_out=left_out,
-        note=note,
-    )
+    return {
+        "rating": rating,  # infinite of who is before, or behind, every human of every contest
+        "low": low,  # NaN, as `high`, where there is no interval: `note` says why
+        "high": high,
+        "confidence": CONFIDENCE,
+        "seed": seed,  # of the bootstrap
+        "num_reruns": num_reruns,
+        "num_tries": min(num_tries, MAX_TRIES),  # at each problem in each run, in their order
+        "left_out": left_out,  # contests that do not count, and why
+        "note": note,  # why there is no interval, or none with an end
+        "contests": placements,
+    }
 
 
-def plain_rating(rating: Rating) -> dict[str, Any]:
-    """A rating as JSON has it: null for what is no finite number; `contests` are the runs in each contest."""
-    tree = {name: value for name, value in vars(rating).items() if name != "placements"}
-    tree["left_out"] = {str(contest): why for contest, why in rating.left_out.items()}
-    tree["contests"] = [{"id": placement.contest, **vars(placement)} for placement in rating.placements]
-    return dict(writable(tree))
-
-
-def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
+def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> dict[str, Any]:
     """The rank that a run of the model would have had in the contest, and the rating that explains it alone.
 
     A wrong try at a solved problem costs 50 points, down to 30 % of the problem's; one without points counts 1,
@@ -130,18 +173,19 @@ def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
     is_before = (points > points[0]) | ((points == points[0]) & (ties < ties[0]))
     is_equal = (points == points[0]) & (ties == ties[0])  # as the model itself is
     rank = 1 + float(is_before.sum() + (is_equal.sum() - 1) / 2)
-    return Placement(
-        contest=contest.id,
-        name=contest.name,
-        division=" + ".join(re.findall(r"Div\. ?\d", contest.name)),
-        rerun=rerun,
-        num_humans=int(has_rating.sum()),
-        rank=rank,
-        rating=rating_of_rank(contest.ratings[has_rating], rank),
-        solved={index: place + 1 for index, place in zip(contest.problems, places, strict=True) if place >= 0},
-        num_attempted=sum(is_tried),
-        num_problems=len(tries),
-    )
+    return {
+        "id": contest.id,
+        "contest": contest.id,
+        "name": contest.name,
+        "division": " + ".join(re.findall(r"Div\. ?\d", contest.name)),  # empty where the name says nothing
+        "rerun": rerun,
+        "num_humans": int(has_rating.sum()),  # those it is ranked among
+        "rank": rank,  # from 1, a tie counts half
+        "rating": rating_of_rank(contest.ratings[has_rating], rank),  # that explains the rank
+        "solved": {index: place + 1 for index, place in zip(contest.problems, places, strict=True) if place >= 0},
+        "num_attempted": sum(is_tried),
+        "num_problems": len(tries),
+    }
 
 
 def rating_of_rank(ratings: Float[np.ndarray, "N"], rank: float) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.evaluation.contests import read_contests, read_problems
 from gspo.evaluation.held_out import HELD_OUT, EvaluationSet, held_out_set
+from gspo.evaluation.rating import read_contests, read_problems
 from gspo.queries.render import remark_notes
 from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.queries.source import RowSet, procedural_rows, render_rows

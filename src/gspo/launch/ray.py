@@ -17,8 +17,7 @@ from typing import Any
 
 from gspo.engine.server.ray_host import HOSTS, NAMESPACE, HostActor
 from gspo.errors import RENDEZVOUS, Stopped, UserError
-from gspo.launch.local import LocalRank
-from gspo.launch.supervise import LOST, run_ranks, with_restarts
+from gspo.launch.ranks import LOST, LocalRank, run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig
 
 _WHERE = "gspo launch ray"

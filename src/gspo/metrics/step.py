@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from gspo.errors import FailureKind
-from gspo.evaluation.held_out import HeldOutScore
+from gspo.evaluation.held_out import Numbers
 from gspo.learner.advantages import rewards_differ
 from gspo.learner.optimizer import Noise
 from gspo.learner.update import MiniBatchReport
@@ -80,23 +80,23 @@ def curriculum_metrics(rates: PassRates, num_queries: int) -> Metrics:
     }
 
 
-def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
+def evaluation_metrics(numbers: Numbers, logged: Mapping[str, tuple[float, int]], set_name: str) -> Metrics:
     """Return the metrics of an evaluation, under the same names for every one of a run."""
-    functions = score.function_means if len(score.function_means) > 1 else {}
+    functions = numbers["function_means"] if len(numbers["function_means"]) > 1 else {}
     home = f"evaluation/{set_name}"
     return {
-        f"{home}/pass_at_1": score.pass_at_1.mean,
-        f"{home}/standard_error": score.pass_at_1.error_over_questions,
-        f"{home}/standard_error_samples": score.pass_at_1.error_over_samples,
-        **{f"{home}/pass_at_{k}": rate for k, rate in score.pass_at_k.items()},
-        f"{home}/reward_mean": score.reward.mean,
-        f"{home}/reward_standard_error": score.reward.error_over_questions,
-        f"{home}/unjudged_fraction": score.num_unjudged / score.num_responses,
-        f"{home}/failed_fraction": score.num_failed / score.num_responses,
-        f"{home}/mean_tokens": score.mean_response_tokens,
-        f"{home}/truncated_fraction": score.truncated_fraction,
+        f"{home}/pass_at_1": numbers["pass_at_1"],
+        f"{home}/standard_error": numbers["error_over_questions"],
+        f"{home}/standard_error_samples": numbers["error_over_samples"],
+        **{f"{home}/pass_at_{k}": rate for k, rate in numbers["pass_at_k"].items()},
+        f"{home}/reward_mean": numbers["reward_mean"],
+        f"{home}/reward_standard_error": numbers["reward_error"],
+        f"{home}/unjudged_fraction": numbers["num_unjudged"] / numbers["num_responses"],
+        f"{home}/failed_fraction": numbers["num_failed"] / numbers["num_responses"],
+        f"{home}/mean_tokens": numbers["mean_response_tokens"],
+        f"{home}/truncated_fraction": numbers["truncated_fraction"],
         **{f"{home}/{function}/mean": mean for function, mean in functions.items()},
-        **logged_metrics(score.logged, f"{home}/"),
+        **logged_metrics(logged, f"{home}/"),
     }
 
 

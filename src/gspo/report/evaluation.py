@@ -13,8 +13,7 @@ from gspo.evaluation.journal import EVALUATION_FILE, FORMAT
 from gspo.recipe.yaml_text import leaves
 from gspo.report.page.data import rounded
 from gspo.report.page.write import MAX_BYTES, filled, replace_page, script_json
-from gspo.report.sample_sets import Contents, fitting, index_of, shown_group, step_of
-from gspo.report.samples import Groups, by_query
+from gspo.report.samples import Contents, Groups, by_query, fitting, index_of, shown_group, step_of
 
 _passes = itemgetter("passed")  # what a response got
 _NO_RESPONSES: dict[str, Any] = {"responses": []}
@@ -100,11 +99,4 @@ def _difference(first: Evaluation, second: Evaluation, suite: str) -> dict[str, 
         comparison = compare(first, second, suite)
     except UserError as error:
         return {"why": error.what}
-    names = ("mean", "error_over_questions", "error_over_samples", "num_questions")
-    return {
-        **{name: rounded(getattr(comparison.difference, name)) for name in names},
-        "num_left_out": comparison.num_left_out,
-        "sign_test": rounded(comparison.sign_test),
-        "won": comparison.won,
-        "lost": comparison.lost,
-    }
+    return {name: value if name in ("won", "lost") else rounded(value) for name, value in comparison.items()}

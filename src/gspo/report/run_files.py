@@ -2,20 +2,26 @@
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError, listed, writable
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.run.lock import is_locked
-from gspo.run.plain_files import read_json_lines, rollout_files
+from gspo.run.plain_files import parsed, read_json_lines, rollout_files
 
 Waiting = Callable[[str], AbstractContextManager[object]]  # a block whose name is shown once it takes seconds
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
+LAST = sys.maxsize  # the number of a step after all others
+_NUM_TABLES, _NUM_ROWS = 20, 8  # of a run, and of a table
+_COLUMNS = ("query", "prompt", "completion", "reward", "advantage", "sequence_ratio", "clipped", "finish_reason")
+Table = list[Mapping[str, Any]]  # its rows, all with the same columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +100,36 @@ def labels_of(runs: Sequence[RunFiles]) -> list[str]:
 def runs_in(path: Path) -> list[str]:
     """The runs' directories in a directory."""
     return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml")) if os.path.lexists(path) else []
+
+
+def lines_up_to(path: Path, announced: Iterable[int]) -> Iterator[Mapping[str, Any]]:
+    """The lines of a run's metrics.jsonl up to each step that is announced, and with LAST to the end of the file.
+
+    A step is announced when all of its files are written. Each line is read once; the whole file is never in memory.
+    """
+    place = 0
+    for last in announced:
+        with suppress(FileNotFoundError), (path / "metrics.jsonl").open("rb") as file:
+            file.seek(place)
+            for text in file:
+                line = parsed(text)
+                if not text.endswith(b"\n") or (line and line["step"] > last):
+                    break  # still being written
+                place += len(text)
+                if line:
+                    yield line
+        if last == LAST:
+            return
+
+
+def table_of(run: RunFiles, step: int) -> Table:
+    """The first responses of a step, for about 20 steps evenly spread, the last among them; none for the others."""
+    steps, path = run.recipe["steps"], run.rollout_files.get(step)
+    if not path or step * _NUM_TABLES // steps == (step - 1) * _NUM_TABLES // steps:
+        return []
+    with path.open("rb") as file:
+        samples = [sample for line in islice(file, _NUM_ROWS) if (sample := parsed(line))]
+    return [writable({column: sample[column] for column in _COLUMNS}) for sample in samples]
 
 
 def _recipe(path: Path) -> Mapping[str, Any]:

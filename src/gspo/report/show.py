@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.style import Style
@@ -16,20 +16,23 @@ from rich.text import Text
 
 from gspo.errors import UserError, did_you_mean, listed, visible
 from gspo.report.run_files import RunFiles, Waiting, read_run
-from gspo.report.samples import LEVELS, Groups, Sample, cut_into_tokens, interest, pass_threshold, passes, read_groups
+from gspo.report.samples import (
+    LEVELS,
+    Groups,
+    Sample,
+    cut_into_tokens,
+    file_state,
+    interest,
+    pass_threshold,
+    passes,
+    read_groups,
+)
 from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 159, 0)
 _COMPARED = ("completion", "reward", "rewards", "failure", "finish_reason", "clipped", "mini_batch", "extra")
 _ID = re.compile(rb'^\{"query": ?("(?:[^"\\]|\\.)*")', re.MULTILINE)  # a line begins with it
-
-
-class _Chosen(NamedTuple):
-    step: int
-    query: str
-    groups: Groups  # of the step
-    num_bad: int  # lines of its file
 
 
 def show(
@@ -49,13 +52,15 @@ def show(
     console = console or Console(highlight=False)
     with waiting("reading the run's responses"):
         run = read_run(path)
-        chosen = _choose(run, step, query)
+        number, name, groups, num_bad = _choose(run, step, query)
         if as_json:  # in ASCII: no terminal takes any of it for a command
-            lines = (json.dumps({"step": chosen.step, **sample}) for sample in chosen.groups[chosen.query])
+            lines = (json.dumps({"step": number, **sample}) for sample in groups[name])
             text = "".join(f"{line}\n" for line in lines)
         else:
             with console.capture() as captured:
-                for line in _page(run, chosen, colours=console.color_system is not None and not console.no_color):
+                has_colours = console.color_system is not None and not console.no_color
+                page = _page(run, number, groups[name], num_bad, has_colours)
+                for line in (*page, *_elsewhere(run, number, name, groups)):
                     console.print(line, soft_wrap=True)
             text = captured.get()
     # Not by rich, which would end the program itself where the reader has enough.
@@ -63,7 +68,8 @@ def show(
     console.file.flush()
 
 
-def _choose(run: RunFiles, step: int | None, query: str | None) -> _Chosen:
+def _choose(run: RunFiles, step: int | None, query: str | None) -> tuple[int, str, Groups, int]:
+    """The step and the query to show, with the groups of that step and how many lines of its file cannot be read."""
     files, where = run.rollout_files, str(run.path / "rollouts")
     steps = [number for number in sorted(files, reverse=True) if step in (None, number)]
     if step is not None and files and not steps:
@@ -76,9 +82,9 @@ def _choose(run: RunFiles, step: int | None, query: str | None) -> _Chosen:
             fix = f"name one of {_named(meant)}"
             raise UserError(f"several queries end with {visible(query)}", where=str(files[number]), fix=fix)
         if meant:
-            groups, num_bad = read_groups(files[number])
+            groups, num_bad = read_groups(files[number], file_state(files[number]))
             most = max(groups, key=lambda name: interest(groups[name]))
-            return _Chosen(number, most if query is None else meant[0], groups, num_bad)
+            return number, most if query is None else meant[0], groups, num_bad
     ids = _queries_in(files[steps[0]]) if steps else []
     if query is None or not ids:
         fix = "wait for the end of its first step, or resume it with report.rollouts=true"
@@ -98,16 +104,15 @@ def _queries_in(path: Path) -> list[str]:
     return [json.loads(quoted) for quoted in dict.fromkeys(_ID.findall(content[: content.rfind(b"\n") + 1]))]
 
 
-def _page(run: RunFiles, chosen: _Chosen, *, colours: bool) -> Iterator[Text]:
-    group = chosen.groups[chosen.query]
-    title = f"{run.name} · step {chosen.step} of {run.recipe['steps']} · query {chosen.query}"
+def _page(run: RunFiles, step: int, group: Sequence[Sample], num_bad: int, has_colours: bool) -> Iterator[Text]:
+    title = f"{run.name} · step {step} of {run.recipe['steps']} · query {group[0]['query']}"
     yield Text(visible(title), style="bold")
-    if chosen.num_bad:
-        yield Text(f"{chosen.num_bad} line(s) of the step's file could not be read")
+    if num_bad:
+        yield Text(f"{num_bad} line(s) of the step's file could not be read")
     yield _quoted([(group[0]["prompt"], "")])
     yield from _pairs(group[0].get("columns"))
     yield Text(_rewards(run, group))
-    yield _legend(group, colours=colours)
+    yield _legend(group, has_colours)
     for places, sample in _distinct(group):
         yield Text()
         equal = f" ({len(places)} equal responses)" if len(places) > 1 else ""
@@ -119,7 +124,6 @@ def _page(run: RunFiles, chosen: _Chosen, *, colours: bool) -> Iterator[Text]:
         yield _quoted(_coloured(sample))
         yield from _pairs(sample.get("extra"))
     yield Text()
-    yield from _elsewhere(run, chosen)
 
 
 def _pairs(values: Mapping[str, Any] | None) -> Iterator[Text]:
@@ -144,14 +148,14 @@ def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
     return f"rewards {shown}: {mean}, {passed} of {len(group)} pass"
 
 
-def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
+def _legend(group: Sequence[Sample], has_colours: bool) -> Text:
     largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample)), default=0.0)
     if largest < LEVELS[0]:
         first = any(sample["mini_batch"] == 0 for sample in group)
         why = " (in the first mini-batch the policy had not changed yet)" if first else ""
         return Text(f"no token is coloured: no log ratio reaches {LEVELS[0]:g}{why}")
     text = f"log ratio of each token, the largest ±{largest:.3g}"
-    if not colours:
+    if not has_colours:
         return Text(f"{text}: not shown without colours; --json has the numbers")
     marks = [(f" {sign * level:+g} ", _style(sign * level)) for sign in (-1, 1) for level in LEVELS[::sign]]
     return Text.assemble(f"{text}: less likely than before ", *marks, " more likely")
@@ -205,14 +209,14 @@ def _quoted(pieces: Sequence[tuple[str, Style | str]]) -> Text:
     return text
 
 
-def _elsewhere(run: RunFiles, chosen: _Chosen) -> Iterator[Text]:
+def _elsewhere(run: RunFiles, step: int, query: str, groups: Groups) -> Iterator[Text]:
     command = f"  gspo show {shlex.quote(str(run.path))} --step"
-    others = [other for other in chosen.groups if other != chosen.query]
+    others = [other for other in groups if other != query]
     if others:
         yield Text(f"other queries in this step ({len(others)}): {_named(others)}")
-        yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
+        yield Text(visible(f"{command} {step} --query {shlex.quote(others[0])}"))
     files = sorted(run.rollout_files.items(), reverse=True)
-    steps = [step for step, path in files if step != chosen.step and chosen.query in _queries_in(path)]
+    steps = [number for number, path in files if number != step and query in _queries_in(path)]
     if steps:
         yield Text(f"this query in other steps: {listed([*map(str, steps)])}")
-        yield Text(visible(f"{command} {steps[0]} --query {shlex.quote(chosen.query)}"))
+        yield Text(visible(f"{command} {steps[0]} --query {shlex.quote(query)}"))

@@ -15,7 +15,7 @@ from gspo.errors import UserError
 from gspo.report.page.data import run_data
 from gspo.report.page.write import distinct, document, script_json
 from gspo.report.run_files import Waiting, read_run
-from gspo.report.sample_sets import SampleSet, file_state, sample_sets
+from gspo.report.samples import SampleSet, file_state, sample_sets
 from gspo.run.lock import is_locked
 
 _ADDRESS = "127.0.0.1"

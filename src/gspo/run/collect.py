@@ -79,16 +79,17 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
     functions = run.parts.functions
     names = {function.name for function in functions}
-    has_scores = {each: each.is_scored and {*each.reward_seconds} == names for each in drawn}
-    missing = [each for each in drawn if not has_scores[each]]
-    groups = [each.group for each in missing if each.group is not None]
-    before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
-    options: dict[str, Any] = {"warn": run.warn_once, "show_progress": run.display.progress}
-    now = score_each(groups, functions, state, before=before, **options)
-    scored = dict(zip(missing, now, strict=True))
+    scored, missing = dict[Drawn, Batch](), dict[Drawn, Group]()
     for each in drawn:
-        if has_scores[each] and each.group is not None:
+        assert each.group is not None
+        if each.is_scored and {*each.reward_seconds} == names:
             scored[each] = Batch(groups=(each.group,), reward_seconds=each.reward_seconds, logged=each.logged)
+        else:
+            missing[each] = each.group
+    before = [sample for batch in scored.values() for sample in batch.samples]
+    options: dict[str, Any] = {"warn": run.warn_once, "show_progress": run.display.progress}
+    now = score_each([*missing.values()], functions, state, before=before, **options)
+    scored |= zip(missing, now, strict=True)
     return together([scored[each] for each in drawn], functions)
 
 

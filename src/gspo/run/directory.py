@@ -13,16 +13,16 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from gspo.errors import RunError, UserError, writable
+from gspo.errors import RunError, writable, writing
 from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.best import Best
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place
 from gspo.run.lock import Lock
 from gspo.run.place import check_place
 from gspo.run.plain_files import FOLDERS, ROLLOUTS, clear, read_json_lines, replace_text, rollout_files, sync
+from gspo.run.progress import Best
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
@@ -46,13 +46,11 @@ class RunDirectory:
         """Make the recipe's directory; UserError where it exists."""
         check_place(recipe)
         path = recipe.run_dir
-        try:
+        with writing(path, fix="set output_dir"):
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
             directory.write_recipe(recipe)
             sync(path.parent)
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
         return directory
 
     def write_recipe(self, recipe: Recipe) -> None:

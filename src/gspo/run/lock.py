@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError, UserError, writing
 
 _PATIENCE_SECONDS = 0.02  # between two attempts to take a lock
 _ATTEMPTS = 25
@@ -53,11 +53,9 @@ def is_locked(directory: Path) -> bool:
 
 def _locked(path: Path) -> int:
     """A descriptor of the file, locked and with this process named in it."""
-    try:
+    fix = "make it writable, or name another directory (a run: output_dir; gspo eval: --out)"
+    with writing(path.parent, fix):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        fix = "make the directory writable, or name another (a run: output_dir; gspo eval: --out)"
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), fix=fix) from None
     # What is locked after it was removed is nobody's file.
     if not (_takes_lock(descriptor) and _is_at(descriptor, path)):
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"

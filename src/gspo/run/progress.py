@@ -1,12 +1,14 @@
-"""How far a run has come: all that a checkpoint holds besides weights, optimiser and random states.
+"""How far a run has come, all that a checkpoint holds besides weights, optimiser and random states; its clock.
 
 On the disk it is plain JSON and a few flat tensors; nothing else can be read, so nothing can be run.
 """
 
 import json
+import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -16,11 +18,25 @@ from torch import Tensor
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
+from gspo.metrics.numbers import is_number
 from gspo.queries.difficulty import PassRates
-from gspo.recipe.sections import RolloutConfig
-from gspo.run.best import Best
+from gspo.recipe.sections import EarlyStopConfig, RolloutConfig
 from gspo.run.checkpoint.store import Position
 from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best value of a metric so far.
+
+    Example: Best(metric="reward/mean", best_is="highest", value=0.7, step=12, misses=2) has had two values since.
+    """
+
+    metric: str
+    best_is: str  # highest or lowest
+    value: float
+    step: int
+    misses: int = 0  # values since then, none of them a new best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +82,67 @@ class Progress:
     def position(self) -> Position:
         """Return what a checkpoint made now is named by."""
         return Position(self.steps, 0 if self.batch is None else 1 + bool(self.reports))
+
+
+def next_best(
+    best: Best | None, line: Mapping[str, Any], metric: str | None, best_is: str, margin: float = 0.0
+) -> Best | None:
+    """The best after a line of metrics; None where there is none yet. A new best is better by more than the margin."""
+    if best is not None and (best.metric, best.best_is) != (metric, best_is):  # the recipe was changed since
+        best = None
+    if metric is None or not is_number(value := line.get(metric)):
+        return best
+    if best is None or (value - best.value) * (1 if best_is == "highest" else -1) > margin:
+        return Best(metric=metric, best_is=best_is, value=value, step=line["step"])
+    return replace(best, misses=best.misses + 1)
+
+
+def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlyStopConfig) -> str | None:
+    """Say why the run ends early after a line of metrics; None where it goes on."""
+    if best is None or not is_number(value := line.get(best.metric)):
+        return None
+    goal, patience = settings.goal, settings.patience
+    if goal is not None and (value >= goal if best.best_is == "highest" else value <= goal):
+        return f"early_stop: {best.metric} is {value:g}, and the goal is {goal:g}"
+    if patience is not None and best.misses >= patience:
+        return f"early_stop: {best.metric} was {best.value:g} at step {best.step}; {best.misses} values were no better"
+    return None
+
+
+class Clock:
+    """Counts from when it is made, or goes on from what a resumed run has counted.
+
+    A stage is timed within `watch(name)`, a context of its own.
+    """
+
+    def __init__(self, watch: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
+        self._watch = watch
+        self.seconds: dict[str, float] = {}  # of the step under way, by stage
+        self._start = time.monotonic()  # never the wall clock, which may be set back
+
+    def resume(self, elapsed: float) -> None:
+        """Go on from the seconds that earlier processes have counted."""
+        self._start = time.monotonic() - elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before a resume included."""
+        return time.monotonic() - self._start
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a stage."""
+        with self._watch(name):
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count seconds to another stage than the one within which they passed."""
+        self.seconds[source] -= seconds
+        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
 
 
 _RECORDS: Mapping[str, Any] = {

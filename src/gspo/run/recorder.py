@@ -1,14 +1,15 @@
 """What a run writes down of its steps: metrics, rollouts, evaluations, diagnoses, to disk and screen."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate
 from math import isfinite, nan
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from gspo.errors import DivergedError, Stopped
@@ -24,16 +25,14 @@ from gspo.model.load import turn_marks
 from gspo.queries.difficulty import remembered
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ActorConfig
-from gspo.run.best import next_best, reason_to_stop
 from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
-from gspo.run.progress import Progress
+from gspo.run.progress import Progress, next_best, reason_to_stop
 from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary, step_line
 from gspo.types import Query, Sample
 
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
-_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
 _BROKEN = (
     "the policy's log-likelihoods are not finite: its weights are broken\n"
     "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
@@ -59,9 +58,8 @@ class Recorder:
 
     def __init__(self, run: Run) -> None:
         self.lines = run.directory.metrics()
-        self._run, self._token_text = run, None
-        if run.recipe.report.tokens:
-            self._token_text = TokenText(run.trainer.policy.tokenizer.decode)
+        self._run = run
+        self._tokenizer = run.trainer.policy.tokenizer if run.recipe.report.tokens else None
 
     def cold_step(self, loss: float, report: StepReport, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
@@ -115,7 +113,7 @@ class Recorder:
         counts = _skipped_in_a_row(progress, applied)
         has_diverged = max(counts) >= MAX_SKIPPED_IN_A_ROW
         if recipe.report.rollouts or has_diverged:
-            path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
+            path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._tokenizer))
         named = self._diagnose(recipe.actor, progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
@@ -144,7 +142,7 @@ class Recorder:
             line["policy/temperature"] = temperature
             line["time/elapsed_seconds"] = clock.elapsed
             with clock.stage("hooks"):
-                lines = partial(rollout_lines, samples, self._token_text)
+                lines = partial(rollout_lines, samples, self._tokenizer)
                 action = call_hooks(parts.hooks, line, lambda: [*lines()], self._hook_failed)
             line |= {f"hook/{name}": value for name, value in action.log.items()}
             line["time/hooks_seconds"] = clock.seconds.pop("hooks")
@@ -193,12 +191,13 @@ class Recorder:
                     number = len(eval_set.queries)
                     queries = "1 query" if number == 1 else f"{number:,} queries"
                     run.display.note(f"evaluating on {queries} of {eval_set.name} …")
-                score = evaluate(run.sampler, eval_set, run.trainer_state(step), show_progress=run.display.progress)
-                numbers = evaluation_metrics(score, eval_set.name)
-                judged = {f"evaluation/{eval_set.name}/policy_version": float(version)}
-                metrics, samples = {**metrics, **numbers, **judged}, {**samples, eval_set.name: score.samples}
-                run.display.note(f"pass@1 {when}: {evaluation_summary(score, numbers, eval_set.name)}")
-                if failures := failure_summary(score, eval_set.name):
+                state, name = run.trainer_state(step), eval_set.name
+                numbers, batch = evaluate(run.sampler, eval_set, state, show_progress=run.display.progress)
+                own = evaluation_metrics(numbers, batch.logged, name)
+                metrics |= {**own, f"evaluation/{name}/policy_version": float(version)}
+                samples[name] = batch.samples
+                run.display.note(f"pass@1 {when}: {evaluation_summary(numbers, own, name)}")
+                if failures := failure_summary(numbers, name):
                     run.display.note(f"warning: {failures}", style="yellow")
         if run.recipe.report.rollouts:
             lines = (
@@ -227,43 +226,27 @@ def _skipped_in_a_row(progress: Progress, applied: Sequence[bool]) -> list[int]:
     return list(accumulate(applied, lambda count, ok: 0 if ok else count + 1, initial=progress.skipped_in_a_row))
 
 
-class TokenText:
-    """Says how many characters of a response's text each of its tokens makes."""
+def token_characters(tokenizer: Any, sample: Sample) -> list[int] | None:
+    """How many characters of a response's text each token makes; they add up to the text.
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._texts: dict[int, str] = {}  # of each token, for decoding takes time
-
-    def lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """The characters of each token; they add up to the text. None if the text is not that of the tokens in a row.
-
-        A character that several tokens make belongs to the last of them; a token that ends the response may have none.
-        """
-        for token in set(ids) - self._texts.keys():
-            # A token's text is what it adds to itself, since a tokenizer may leave out a space before the first word.
-            single, double = self._decode([token]), self._decode([token, token])
-            self._texts[token] = double[len(single) :] if _PARTIAL not in double else _PARTIAL
-        pieces = [self._texts[token] for token in ids]
-        lengths: list[int] = []
-        for is_partial, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _PARTIAL in pair[1]):
-            tokens, texts = zip(*group, strict=True)
-            lengths += self._partial_lengths(list(tokens)) if is_partial else map(len, texts)
-        if sum(lengths[:-1]) == len(text):
-            lengths[-1] = 0
-        ends = accumulate(lengths)
-        parts = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, parts, strict=True))
-        return lengths if fits and sum(lengths) == len(text) else None
-
-    def _partial_lengths(self, ids: Sequence[int]) -> list[int]:
-        """The characters that become whole with each of some tokens that are parts of characters."""
-        whole = [len(self._decode(ids[:end]).rstrip(_PARTIAL)) for end in range(1, len(ids))]
-        ends = list(accumulate([*whole, len(self._decode(ids))], max, initial=0))
-        return [end - start for start, end in pairwise(ends)]
+    What a token begins that ends within a character belongs to the token that makes it whole; a token that ends
+    the response may have none. None if the text is not that of the tokens in a row, or the tokenizer is written in
+    Python.
+    """
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        return None
+    stream = DecodeStream(ids=[*sample.query.prompt_ids[-1:]])  # before the first word a space may be left out
+    try:
+        pieces = [stream.step(backend, token) or "" for token in sample.token_ids.tolist()]
+    except Exception:  # the package's own: a longer text does not begin with the shorter one
+        return None
+    if "".join(pieces[:-1]) == sample.text:
+        pieces[-1] = ""
+    return [*map(len, pieces)] if "".join(pieces) == sample.text else None
 
 
-def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None) -> Iterator[Mapping[str, Any]]:
-    """Yield a line for each sample; `token_text` adds the numbers of each token to it.
+def rollout_lines(samples: Sequence[Sample], tokenizer: Any = None) -> Iterator[Mapping[str, Any]]:
+    """Yield a line for each sample; a `tokenizer` adds the numbers of each token to it.
 
     Numbers of the update are null where the sample was not trained on, its advantage being 0.
     """
@@ -289,8 +272,8 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
             **({"versions": [[*span] for span in sample.versions]} if len(sample.versions) > 1 else {}),
         }
-        if token_text is not None:
-            line["token_characters"] = token_text.lengths(sample.token_ids.tolist(), sample.text)
+        if tokenizer is not None:
+            line["token_characters"] = token_characters(tokenizer, sample)
             line["token_log_ratios"] = stats and _by_token(sample, stats.log_ratios)
             line["token_advantages"] = _by_token(sample, sample.token_advantages)
         yield line

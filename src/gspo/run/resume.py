@@ -1,25 +1,33 @@
-"""Resuming a run that has ended before its time: what may be resumed, and putting it back."""
+"""Resuming a run that has ended before its time: what may be resumed, what has changed, and putting it back."""
 
+import inspect
 import json
+import platform
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from os.path import commonprefix
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from gspo.errors import UserError
+from gspo.errors import UserError, writing
+from gspo.evaluation.compare import differences
 from gspo.evaluation.sets import SetRows
 from gspo.learner.state import digest_of, tensors_of
+from gspo.learner.trainer import Trainer
 from gspo.model.load import base_of
+from gspo.model.lora import has_adapter
 from gspo.queries.row import Row
 from gspo.queries.source import Demonstration, QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.changes import Change, environment_changes, recipe_changes
+from gspo.reward.calls import RewardFunction
+from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import (
     CHECKPOINTS,
     RECIPE,
@@ -34,12 +42,49 @@ from gspo.run.checkpoint.store import (
     set_aside,
 )
 from gspo.run.directory import RunDirectory
+from gspo.run.hooks import Hook
 from gspo.run.place import is_free
-from gspo.run.plain_files import clear, read_json_lines, rollout_files
+from gspo.run.plain_files import clear
 from gspo.run.progress import Progress, decode
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
 Note = Callable[[str], object]
+# Of a change. Rounding: no longer bit by bit the run it would have been.
+Effect = Literal["none", "rounding", "another run"]
+
+# None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
+_SAFE = re.compile(
+    r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
+    r"|trainer\.timeout_seconds|cluster\..*|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
+    r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
+    r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
+)
+# How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
+_ROUNDING = re.compile(
+    r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|engine|(embedded|vllm|sglang)\..*)"
+    r"|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
+)
+
+_LIBRARIES = (
+    *("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("reasoning-gym", "math-verify", "sympy"),  # of queries and rewards
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A key of the recipe, or an entry of the environment, that is not what it was, and what that does to a run.
+
+    Example: str(Change(key="steps", was=100, now=200, effect="none")) == "steps was 100, is 200"
+    """
+
+    key: str
+    was: Any  # None: it was not there
+    now: Any
+    effect: Effect
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.was}, is {self.now}"
 
 
 def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint | None]:
@@ -75,9 +120,9 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     where, environment = str(saved.path), saved.manifest["environment"]
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
-        fix = f"restore the tokenizer and its chat template as they were; {_new_run(saved.path, recipe)}"
-        what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
-        raise UserError(what, where="queries", fix=fix)
+        fix = "restore tokenizer, chat template and longest response as they were"
+        fix += f"; {_new_run(saved.path, recipe)}"
+        raise UserError("the queries have other tokens than they had", where="queries", fix=fix)
     if saved.manifest.get("base_sha256") != base_digest(recipe):
         what = "the files of the model beside the adapter, or of the teacher, are not those that the run began with"
         raise UserError(what, where=" or ".join(_beside(recipe)), fix="restore them from a copy")
@@ -104,7 +149,7 @@ def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Checkpoint
 
     Where there is no checkpoint yet, back to the start.
     """
-    try:
+    with writing(directory.path, fix="make it writable"):
         for path, _ in () if saved is None else saved.damaged:
             set_aside(path)
         for root in (directory.checkpoints, directory.cold_checkpoints):
@@ -114,9 +159,6 @@ def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Checkpoint
         directory.write_recipe(recipe)
         if aside := directory.cut_back(None if saved is None else saved.path):
             note(f"what was written before any checkpoint is set aside in {aside}")
-    except OSError as error:
-        where, fix = str(error.filename or directory.path), "make it writable"
-        raise UserError(f"cannot be written: {error.strerror}", where=where, fix=fix) from None
     if saved is None:
         note(f"no checkpoint in {directory.checkpoints} yet: from the start")
 
@@ -180,18 +222,6 @@ def _beside(recipe: Recipe) -> list[str]:
     return [path for path in paths if path is not None]
 
 
-def _changed_prompt(run: Path, queries: QuerySet) -> str:
-    """A prompt of the run's responses that is another text now, with both from shortly before they differ."""
-    now = {query.id: query.text for query in (*queries.train, *queries.held_out)}
-    for line in (line for path in rollout_files(run).values() for line in read_json_lines(path)[0]):
-        both = line["prompt"], now.get(line["query"], line["prompt"])
-        if both[0] != both[1]:
-            start = max(0, len(commonprefix(both)) - 40)  # noqa: RUF071 - characters are meant
-            was, now_is = (json.dumps(text[start : start + 120], ensure_ascii=False) for text in both)
-            return f"the prompt of {line['query']} was {was}, and is {now_is}"
-    return "their texts are, as far as responses show, the same"
-
-
 def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
     """Find the newest checkpoint: of training, else what the cold start has ended with, else the newest of that."""
     store = Store(directory.checkpoints)
@@ -221,11 +251,7 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
             note(f"changed since: {change}")
     before, longest = (each.at_longest.rollout.max_new_tokens for each in (load_recipe(saved / RECIPE), recipe))
     if longest != before:  # by phases that have not begun
-        lengths = f"up to {longest} tokens, and it was up to {before}"
-        if recipe.queries.overlong == "filter":
-            fix = "give the phases the length that the longest of them had, or begin a new run"
-            raise UserError(f"{lengths}: queries.overlong: filter would leave out others", where="phases", fix=fix)
-        note(f"NOT comparable: evaluations are of responses of {lengths}")
+        note(f"NOT comparable: evaluations are of responses of up to {longest} tokens, and it was up to {before}")
     schedule = recipe.actor.optimizer.schedule
     if schedule != "constant" and any(change.key == "steps" for change in changed):
         note(f"the {schedule} schedule of the learning rate is stretched over the new number of steps")
@@ -253,3 +279,68 @@ def _new_run(home: Path, recipe: Recipe) -> str:
     if recipe.model.architecture is not None:
         keys += " model.architecture=null model.tokenizer=null"
     return f"or begin a new run from these weights: {keys}"
+
+
+def recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Return what differs between two recipes given as nested mappings."""
+    return [
+        Change(key=key, was=json.loads(was), now=json.loads(value), effect=_effect(key))
+        for key, (was, value) in differences(then, now).items()
+    ]
+
+
+def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
+    """Return what differs between two environments, by name."""
+    changes = sorted(recipe_changes(then, now), key=attrgetter("key"))
+    return [replace(change, effect="rounding") for change in changes]
+
+
+def _effect(key: str) -> Effect:
+    if _SAFE.fullmatch(key):
+        return "none"
+    return "rounding" if _ROUNDING.fullmatch(key) else "another run"
+
+
+def environment(
+    trainer: Trainer,
+    functions: Sequence[RewardFunction],
+    engine: Mapping[str, str],
+    hooks: Mapping[str, Hook],
+    tools: Tools | None = None,
+) -> dict[str, str]:
+    """Libraries, processor, threads, what was proven of the model at load, the engine, code of rewards and hooks."""
+    policy, device = trainer.policy, trainer.policy.device
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in (*_LIBRARIES, *(["peft"] if has_adapter(policy.model) else []))},
+        "device": f"{device.type}: {processor}",
+        "threads": str(torch.get_num_threads()),
+        "ranks": str(trainer.num_ranks),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "matrix products": torch.get_float32_matmul_precision(),
+        "packed attention": str(policy.supports_packing),
+        **engine,
+        **{f"code of reward {function.name}": f"{code_of(function.call)}{function.settings}" for function in functions},
+        **{f"code of hook {name}": code_of(hook) for name, hook in hooks.items()},
+        **{f"code of tool {each.__name__}": code_of(each) for each in (tools.functions if tools else ())},
+    }
+
+
+def code_of(call: Any) -> str:
+    """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
+    try:
+        if getattr(call, "__module__", "__main__") == "__main__":
+            text = inspect.getsource(call)
+        else:
+            text = Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8")
+        return digest([text.encode()])[:16]
+    except (OSError, TypeError, UnicodeDecodeError):  # an object that is called, or made on the fly
+        return "unknown"
+
+
+def _processor() -> str:
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

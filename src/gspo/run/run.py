@@ -1,8 +1,11 @@
 """A run started or resumed: its parts, its directory, what its two phases share, and how it ends."""
 
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 from gspo import loop
 from gspo.engine.engine import Engine
 from gspo.engine.make import make_engine
-from gspo.errors import DivergedError, RunError, Stopped, UserError
+from gspo.errors import DivergedError, RunError, Stopped, UserError, encodable
 from gspo.interrupt import Interrupt
 from gspo.learner.engine_of_ranks import EngineOfRanks
 from gspo.learner.state import digest_of
@@ -20,17 +23,16 @@ from gspo.reward.functions import close_functions
 from gspo.reward.reply import TrainerState
 from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
-from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.store import RECIPE, Checkpoint, Store
-from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.place import check_place, how_to_resume, move_old_run
-from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
-from gspo.run.progress import Progress
+from gspo.run.prepare import FromPython, Inputs, longest_sequence, prepare
+from gspo.run.progress import Clock, Progress
 from gspo.run.resume import (
     base_digest,
+    environment,
     reopen,
     restore_directory,
     restore_progress,
@@ -49,7 +51,7 @@ class Run:
 
     recipe: Recipe
     trainer: Trainer
-    parts: Prepared
+    parts: Inputs
     engine: Engine  # samples from the policy's weights
     sampler: Sampler  # asks it
     directory: RunDirectory
@@ -151,6 +153,43 @@ class Run:
             self.checkpointer.save()
             self.checkpointer.wait()
         return self.checkpointer.path
+
+    def record_start(self, introduction: str) -> None:
+        """Add a line to history.jsonl for a process that begins the run or resumes it."""
+        self._record(
+            event="resumed" if self.is_resumed else "begun",
+            process=os.getpid(),
+            host=socket.gethostname(),
+            working_directory=self.about["working_directory"],
+            introduction=introduction,
+            environment=self.about["environment"],
+        )
+
+    @contextmanager
+    def end_recorded(self) -> Iterator[None]:
+        """Add a line for how the process leaves the run: finished, stopped, interrupted at once, or failed."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            how, reason = "finished", self.progress.reason_for_end(self.recipe.steps)
+            if isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped):
+                how = "interrupted"
+            elif error is not None and not isinstance(error, Stopped):
+                how, reason = "failed", encodable(str(error)) or type(error).__name__
+            elif self.stopped_by is not None:
+                how, reason = "stopped", Signals(self.stopped_by).name
+            with suppress(RunError, UserError):  # the disk may be what it has ended of
+                self._record(event="ended", how=how, reason=reason)
+
+    def _record(self, **line: Any) -> None:
+        steps, num_cold = self.progress.steps, self.recipe.cold_start.steps
+        cold, done = (steps, 0) if self.in_cold_start else (num_cold, steps)
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line, "seconds": self.clock.elapsed}
+        self.directory.append("history.jsonl", {**line, "cold_start_step": cold, "step": done})
 
     @contextmanager
     def saved_on_the_way_out(self) -> Iterator[None]:
@@ -257,7 +296,7 @@ def _engine(recipe: Recipe, trainer: Trainer, longest_sequence: int, say: Callab
     return make_engine(recipe, policy, directory=recipe.run_dir, longest_sequence=longest_sequence, say=say)
 
 
-def _about(trainer: Trainer, parts: Prepared, engine: Engine) -> Mapping[str, Any]:
+def _about(trainer: Trainer, parts: Inputs, engine: Engine) -> Mapping[str, Any]:
     """Return what must be, or should be, the same when the run is resumed."""
     return {
         "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks, parts.tools),

@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.errors import listed, visible
 from gspo.evaluation.compare import compare
-from gspo.evaluation.held_out import HELD_OUT, HeldOutScore
+from gspo.evaluation.held_out import HELD_OUT, Numbers
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.words import first_and_last, measured, measures
 from gspo.model.lora import CONFIG
@@ -18,7 +18,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import PhaseConfig
 from gspo.run.console import duration
-from gspo.run.prepare import Prepared
+from gspo.run.prepare import Inputs
 
 _STAGES = {  # in the line of a step: which stages of its clock
     "new weights": ("publish",),
@@ -29,33 +29,34 @@ _STAGES = {  # in the line of a step: which stages of its clock
 }
 
 
-def evaluation_summary(score: HeldOutScore, metrics: Metrics, name: str = HELD_OUT) -> str:
+def evaluation_summary(numbers: Numbers, metrics: Metrics, name: str = HELD_OUT) -> str:
     """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
     pass_at_1, *rewards = measures([metrics])
-    size, judges = score.pass_at_1.num_questions, score.num_judged_by
+    size, judges = numbers["num_questions"], numbers["num_judged_by"]
     queries = "query" if size == 1 else "queries"
     queries = f"held-out {queries}" if name == HELD_OUT else f"{queries} of {name}"
     words = f"{measured(metrics, pass_at_1)} on {size} {queries}"
     words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
     if len(judges) > 1:  # some of them may not be verifiers at all
         words += f"; judged by {', '.join(f'{name}: {number}' for name, number in judges.items())}"
-    if score.num_unjudged:
-        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
+    if num_unjudged := numbers["num_unjudged"]:
+        words += f"; no reward function applies to {num_unjudged} of {numbers['num_responses']} responses: left out"
     return words
 
 
-def failure_summary(score: HeldOutScore, name: str = HELD_OUT) -> str:
+def failure_summary(numbers: Numbers, name: str = HELD_OUT) -> str:
     """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
-    if not score.first_failure:
+    if not numbers["first_failure"]:
         return ""
     responses = "held-out responses" if name == HELD_OUT else f"responses of {name}"
     return (
-        f"reward functions failed on some of {score.num_responses} {responses}: {score.num_failed} count as not "
-        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
+        f"reward functions failed on some of {numbers['num_responses']} {responses}: "
+        f"{numbers['num_failed']} count as not passed, {numbers['num_masked']} have no reward; "
+        f"the first: {visible(numbers['first_failure'])}"
     )
 
 
-def introduction(recipe: Recipe, policy: Policy, parts: Prepared) -> str:
+def introduction(recipe: Recipe, policy: Policy, parts: Inputs) -> str:
     """Model, data and the derived arithmetic of a run, in four lines."""
     queries = parts.queries
     model = policy.model
@@ -250,16 +251,14 @@ def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[
 
 def comparison_line(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> str:
     """The paired difference of two evaluations on a suite, and how many questions changed."""
-    paired = compare(first, second, suite)
-    difference, names = paired.difference, [tree["model"]["name"] for tree in (second, first)]
-    errors = [_three(error) for error in (difference.error_over_questions, difference.error_over_samples)]
-    both = (("better", paired.won), ("worse", paired.lost))
-    parts = [f"{len(ids)} {word}{f' ({listed(ids, 3)})' if ids else ''}" for word, ids in both]
-    changed = f"of {difference.num_questions} questions {' and '.join(parts)}"
+    paired, names = compare(first, second, suite), [tree["model"]["name"] for tree in (second, first)]
+    errors = [_three(paired[error]) for error in ("error_over_questions", "error_over_samples")]
+    both = {word: paired[key] for word, key in (("better", "won"), ("worse", "lost"))}
+    parts = [f"{len(ids)} {word}{f' ({listed(ids, 3)})' if ids else ''}" for word, ids in both.items()]
     return (
-        f"{suite}: {names[0]} − {names[1]}: {difference.mean:+.3f}, "
+        f"{suite}: {names[0]} − {names[1]}: {paired['mean']:+.3f}, "
         f"± {errors[0]} over questions, ± {errors[1]} over samples; "
-        f"{changed} (sign test: p = {paired.sign_test:.2g})"
+        f"of {paired['num_questions']} questions {' and '.join(parts)} (sign test: p = {paired['sign_test']:.2g})"
     )
 
 

@@ -15,8 +15,7 @@ from gspo.errors import UserError
 from gspo.interrupt import Interrupt
 from gspo.loop import in_thread
 from gspo.metrics.numbers import scalars
-from gspo.report.run_files import read_run
-from gspo.report.steps import LAST, lines_up_to, table_of
+from gspo.report.run_files import LAST, lines_up_to, read_run, table_of
 from gspo.run.lock import Lock
 from gspo.run.plain_files import content_of, parsed, replace_text
 from gspo.trackers.tracker import OPENERS

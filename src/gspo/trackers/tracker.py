@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from gspo.errors import UserError
-from gspo.report.run_files import RunFiles
-from gspo.report.steps import Table
+from gspo.report.run_files import RunFiles, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe
 
 from gspo.errors import UserError
 from gspo.report.page import write
-from gspo.report.sample_sets import SampleSet
+from gspo.report.samples import SampleSet
 from gspo.report.view import Server
 
 pytestmark = pytest.mark.browser

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gspo.recipe.load import dump_recipe, load_recipe
-from gspo.run.checkpoint.changes import recipe_changes
+from gspo.run.resume import recipe_changes
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 SAFE = {

@@ -24,9 +24,8 @@ from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
 from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot
 from gspo.run.checkpoint.store import STATE, DamagedError, Position, Store, seal, verified
-from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
-from gspo.run.progress import Progress
+from gspo.run.progress import Clock, Progress
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

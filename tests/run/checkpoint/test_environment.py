@@ -10,7 +10,7 @@ import torch
 from gspo.learner.trainer import Trainer
 from gspo.model.policy import Policy
 from gspo.reward.functions import Reward, load_functions
-from gspo.run.checkpoint.changes import environment, environment_changes
+from gspo.run.resume import environment, environment_changes
 
 NewPolicy = Callable[..., Policy]
 ENGINE = {"engine": "embedded"}

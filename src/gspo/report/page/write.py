@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, writing
 from gspo.report.page.data import run_data
 from gspo.report.run_files import RunFiles, read_run, runs_in
-from gspo.report.sample_sets import Contents, sample_sets
+from gspo.report.samples import Contents, sample_sets
 from gspo.run.plain_files import replace_text
 
 MAX_BYTES = 12_000_000  # of samples in a page: packed a half of that at most, and mostly a twentieth
@@ -91,9 +91,7 @@ def distinct(paths: Sequence[Path]) -> list[Path]:
 def replace_page(target: Path, make: Callable[[], str]) -> None:
     """Write a page where no other file is; at any instant it is whole, though two processes may write it at once."""
     fix = "name a file that is not there yet, such as --out page.html"
-    try:
+    with writing(target, fix):
         if os.path.lexists(target) and _MARK not in target.read_bytes()[:_MARKED]:
             raise UserError("this is there already, and is no page that gspo has written", where=str(target), fix=fix)
         replace_text(target, make(), mark=f"{secrets.token_hex(8)}_")
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(target), fix=fix) from None

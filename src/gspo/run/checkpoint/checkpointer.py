@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,10 @@ from gspo.learner.state import digest_of, random_state
 from gspo.learner.trainer import Trainer
 from gspo.loop import in_thread
 from gspo.recipe.sections import CheckpointConfig
-from gspo.run.best import Best
 from gspo.run.checkpoint.store import RECIPE, STATE, DamagedError, Position, Store, move_into_place, seal, verified
-from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.plain_files import clear, sync
-from gspo.run.progress import Progress, encode
+from gspo.run.progress import Best, Clock, Progress, encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +58,7 @@ class Checkpointer:
     clock: Clock
     about: Mapping[str, Any]  # goes into every manifest
     progress: Progress  # at the last safe point
-    _written: Future[None] | None = None
-    _failure: RunError | None = None
+    _written: Future[RunError | None] | None = None  # what is being written, and how it has failed, if it has
 
     def __post_init__(self) -> None:
         self._saved_at = time.monotonic()  # never the wall clock, which may be set back
@@ -90,7 +87,8 @@ class Checkpointer:
         """
         self.note(progress)
         check_stop()
-        self._raise_failure()
+        if self._written is not None and self._written.done():
+            self.wait()
         if self._is_due(progress.position):
             self.save()
 
@@ -118,14 +116,10 @@ class Checkpointer:
     def wait(self) -> None:
         """Until nothing is being written, by any rank; RunError where that has failed."""
         if self._written is not None:
-            wait([self._written])
+            failure = self._written.result()
             self._written = None
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+            if failure is not None:
+                raise failure
 
     def _snapshot(self) -> Snapshot:
         """Copy what the run will change; only this costs its loop time."""
@@ -141,7 +135,8 @@ class Checkpointer:
             log_bytes=self._log_bytes,
         )
 
-    def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:
+    def _work(self, snapshot: Snapshot, best: Best | None) -> RunError | None:
+        """Write a snapshot, and do what comes after; how that has failed, if it has."""
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
@@ -149,13 +144,13 @@ class Checkpointer:
             if best is not None:
                 self.directory.save_best(self.store.path(snapshot.position) / "model", best)
             self.store.prune(self.settings.keep)
+            return None
         except Exception as error:
             is_plain = isinstance(error, OSError | SafetensorError | RunError | DamagedError)
             reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
-            self._failure = RunError(f"{what}: {reason}\n  where: {self.store.root}")  # whatever fails below
             with suppress(Exception):
                 snapshot.share.tell_others(None)  # where they have not been told yet
-            self._failure = RunError(f"{what}: {reason}\n  where: {self._rest(snapshot)}")
+            return RunError(f"{what}: {reason}\n  where: {self._rest(snapshot)}")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""

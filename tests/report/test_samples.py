@@ -11,12 +11,11 @@ import pytest
 from tests.report.page.lines import sets_in
 from tests.report.page.made_runs import Line, recipe, rollouts, sample, write_run
 
-from gspo.report import sample_sets as module
+from gspo.report import samples as module
 from gspo.report.page import write
 from gspo.report.page.write import document
 from gspo.report.run_files import RunFiles, read_run
-from gspo.report.sample_sets import SampleSet, sample_sets
-from gspo.report.samples import cut_into_tokens, passes, read_groups
+from gspo.report.samples import SampleSet, cut_into_tokens, passes, read_groups, sample_sets
 
 
 def written(path: Path, samples: Mapping[int, Sequence[Line]] | None, **changes: Any) -> RunFiles:
@@ -130,7 +129,7 @@ def test_a_line_that_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> N
     (page,) = carried(run)
     assert [len(group["samples"]) for group in page["contents"][1]] == [4, 4]
     assert page["coverage"] == "All samples. 2 line(s) could not be read."
-    assert read_groups(path)[1] == 2
+    assert read_groups(path, None)[1] == 2
 
 
 def test_an_end_of_line_inside_of_a_text_ends_no_line(tmp_path: Path) -> None:
