@@ -163,3 +163,16 @@ def test_one_response_without_a_score_is_masked_and_the_others_of_its_group_are_
     assert [own.reward for own in scores] == [1.0, None, 1.0, 1.0]
     assert scores[1].failure is not None and "answer has no score: '?'" in scores[1].failure.message
     assert {*server.keys} == {"Bearer secret"}
+
+
+def test_a_row_that_has_null_in_a_column_of_the_prompt_is_masked(server: Server, groups: Any) -> None:
+    options = {"url": server.url, "model": "m", "prompt": ASK}
+    functions = load_functions([RewardConfig(function="judge", options=options)])
+    try:
+        batch = score(groups(["2", "3"], answer=[None]), functions, max_masked_fraction=1.0)
+    finally:
+        close_functions(functions)
+    assert [own.reward for own in scores_of(batch)] == [None, None]
+    failure = scores_of(batch)[0].failure
+    assert failure is not None and "the row has no answer, which the judge's prompt names" in failure.message
+    assert not server.asked

@@ -39,7 +39,7 @@ async def judge(
     `prompt` is what it is asked, with `{prompt}`, `{completion}` and `{name}` of columns filled in, and the first group
     of `pattern` the score. `key` names the environment's variable with the server's key, and `body` has further
     parameters of a request, by default `{temperature: 0}`. What may pass is tried again; RuntimeError where it does
-    not, and where an answer has no score within the bounds.
+    not, where an answer has no score within the bounds, and where a row has null in such a column.
     """
     import httpx
 
@@ -54,6 +54,8 @@ async def judge(
             lists = {name: own for name, own in columns.items() if isinstance(own, list | tuple)}
             row = {name: own[place] for name, own in lists.items() if len(own) == len(completions)}
             values = {**row, "prompt": _text(prompts[place]), "completion": _text(completions[place])}
+            if absent := [name for name, value in row.items() if value is None and f"{{{name}}}" in prompt]:
+                raise RuntimeError(f"the row has no {absent[0]}, which the judge's prompt names")
             asked = fill_in(prompt, values, key="the option prompt", where=_WHERE)
             messages = [{"role": "system", "content": system}] * (system is not None)
             messages += [{"role": "user", "content": asked}]
