@@ -73,12 +73,12 @@ def _requests(work: Work, policy: Policy, engine: ServerEngine, key: SamplingKey
     ]
     versions = engine._fleet.versions(engine._fleet.version)
     requests = [SampleRequest(prompts=prompts, sampling=sampling, versions=versions) for prompts in asked]
-    return [engine._api.sample(request).body for request in requests]
+    return [engine._fleet.servers[0].api.sample(request).body for request in requests]
 
 
 def _place(engine: ServerEngine) -> tuple[str, Mapping[str, str]]:
-    address = engine._fleet.servers[0].address
-    return f"{address.url}/inference/v1/generate", address.headers
+    server = engine._fleet.servers[0]
+    return f"{server.url}/inference/v1/generate", {"Authorization": f"Bearer {server.key}"}
 
 
 def _tokens_of(answers: Sequence[Any]) -> list[list[int]]:

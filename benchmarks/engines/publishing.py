@@ -148,15 +148,15 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 def _watched(engine: ServerEngine) -> Iterator[Watched]:
     """Note what the engine does while it publishes."""
     watched, fleet, server = Watched(), engine._fleet, engine._fleet.servers[0]
-    ask, in_memory, gap = server.ask, weights.in_memory, fleet._probe.gap
+    ask, weight_files, gap = server.ask, weights.weight_files, fleet._probe.gap
 
-    async def watched_ask(client: Any, request: Request, **options: Any) -> Any:
+    async def watched_ask(request: Request, **options: Any) -> Any:
         with watched.part(_BY_PATH.get(request.path, _OTHER)):
-            return await ask(client, request, **options)
+            return await ask(request, **options)
 
     @contextmanager
     def watched_weights(*arguments: Any, **options: Any) -> Iterator[list[str]]:
-        files = in_memory(*arguments, **options)
+        files = weight_files(*arguments, **options)
         with watched.part(_WRITE):
             paths = files.__enter__()
         watched.on_their_way = sum(Path(path).stat().st_blocks * 512 for path in paths)
@@ -171,7 +171,7 @@ def _watched(engine: ServerEngine) -> Iterator[Watched]:
 
     with (
         patch.object(server, "ask", watched_ask),
-        patch.object(weights, "in_memory", watched_weights),
+        patch.object(weights, "weight_files", watched_weights),
         patch.object(fleet._probe, "gap", watched_gap),
     ):
         yield watched

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gspo.engine.server.fleet import KEY_VARIABLE
-from gspo.engine.server.process import ServerProcess, free_port
+from gspo.engine.server.hosts import ServerProcess, free_port
 from gspo.engine.server.vllm import VllmApi
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ServerConfig

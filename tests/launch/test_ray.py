@@ -98,7 +98,7 @@ SERVER = """
 import sys
 from pathlib import Path
 import ray
-from gspo.engine.server.ray_host import HostActor, RayHost
+from gspo.engine.server.hosts import HostActor, RayHost
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
 actor = ray.remote(HostActor).options(num_cpus=0, resources={sys.argv[2]: 1}).remote()
 host = RayHost(actor, "another")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.samples import query_of, sample_of
 
-from gspo.queries.difficulty import FADING, LEAST, drawn_indices, remembered, weights_of
+from gspo.queries.order import FADING, LEAST, drawn_indices, remembered, weights_of
 from gspo.types import Group, Query, Score
 
 

@@ -11,7 +11,7 @@ from gspo.errors import UserError
 from gspo.model.load import load_tokenizer
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.queries.teacher import with_teacher_ids
+from gspo.queries.source import with_teacher_ids
 from gspo.recipe.sections import QueriesConfig
 
 HINT = "{prompt} Hint: {answer}."

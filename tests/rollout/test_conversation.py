@@ -140,7 +140,7 @@ def test_each_turn_may_have_another_version() -> None:
 
 
 def test_the_first_turns_random_numbers_are_those_of_a_single_turn() -> None:
-    key = SamplingKey(seed=0, step=1).response_keys(["q"], 1)[0]
+    key = SamplingKey(seed=0, step=1).of_groups(["q"], 1)[0][0]
     assert key_of_turn(key, 0) == key
     assert len({key_of_turn(key, turn) for turn in range(9)} | {key_of_turn(key + 1, turn) for turn in range(9)}) == 18
 

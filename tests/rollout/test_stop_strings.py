@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.segments import Continuation
-from gspo.rollout.stop_strings import StopStrings, WatchedResponse
+from gspo.rollout.single_turn import StopStrings, WatchedResponse
 
 NewPolicy = Callable[..., Policy]
 E_ACUTE, FACE = "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{GRINNING FACE}"

@@ -84,7 +84,7 @@ class Stub:
         run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, sampler=self.sampler, source=None, **given)
         for key in (SamplingKey(seed=recipe.seed, step=place) for place in range(1, 20)):
             for query in self.parts.queries.train:
-                self.owners |= dict.fromkeys(key.response_keys([query.id], 2), (number(query), key))
+                self.owners |= dict.fromkeys(key.of_groups([query.id], 2)[0], (number(query), key))
         before, self.progress = self.progress.batches_drawn, collect(run, recipe, self.progress)
         self.num_rounds = self.progress.batches_drawn - before
         self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point

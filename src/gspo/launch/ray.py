@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gspo.engine.server.ray_host import HOSTS, NAMESPACE, HostActor
+from gspo.engine.server.hosts import HOSTS, NAMESPACE, HostActor
 from gspo.errors import RENDEZVOUS, Stopped, UserError
 from gspo.launch.ranks import LOST, LocalRank, run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.learner.trainer import Trainer
 from gspo.loop import in_thread
-from gspo.rollout.stop_strings import WatchedResponse
+from gspo.rollout.single_turn import WatchedResponse
 
 
 class EngineOfRanks:

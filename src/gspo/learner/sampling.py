@@ -10,7 +10,7 @@ from gspo import loop
 from gspo.engine.engine import Completion, Engine, Prompt, Sampling, in_groups
 from gspo.errors import OtherRankError, RunError, Stopped
 from gspo.learner.ranks import gathered, meet, num_ranks, of_all, rank
-from gspo.rollout.stop_strings import StopStrings, WatchedResponse
+from gspo.rollout.single_turn import StopStrings, WatchedResponse
 
 
 def completed(

@@ -18,7 +18,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.sequences import sequence_metrics, trained_rows
-from gspo.queries.difficulty import PassRates
+from gspo.queries.order import PassRates
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 

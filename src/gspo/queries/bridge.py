@@ -4,7 +4,7 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from gspo.queries.render import CUT, special_tokens
+from gspo.queries.render import CUT, cut, special_tokens
 from gspo.queries.template import ChatTemplate, with_text
 from gspo.recipe.sections import QueriesConfig
 from gspo.types import Messages
@@ -93,9 +93,7 @@ class Bridge:
         return [self._cut_within(own) for own in value] if isinstance(value, list | tuple) else value
 
     def _cut(self, text: str) -> str:
-        """The text with a mark in each special token, across which none is read."""
-        special = special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab()))
-        return special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
+        return cut(special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab())), text)
 
     def _encoded_behind(self, end: str, text: str) -> list[int]:
         """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""

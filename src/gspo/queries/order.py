@@ -1,9 +1,24 @@
-"""Which queries a step takes: a pure function of the step, so that a resumed run needs no state."""
+"""Which queries a step takes.
 
+In the order of epochs that is a pure function of the step, so that a resumed run needs no state. The sampler
+`difficulty` draws queries that the policy answers now and then more often than others.
+"""
+
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gspo.types import Group, Query
+
+# By query: the rate at which its responses pass, as far as it is remembered, and after which step it was last seen.
+PassRates = Mapping[str, tuple[float, int]]
+
+SEED = 1  # of the sampler's random numbers, which are not those of an epoch's order
+MEMORY = 0.5  # of a query's rate, where it is seen again
+FADING = 0.98  # a step that passes without it brings what is remembered so much nearer to not knowing
+LEAST = 0.1  # of the weight of a query that passes every second time: none is forgotten
 
 
 def query_indices(step: int, *, num_queries: int, queries_per_step: int, seed: int, shuffle: bool) -> list[int]:
@@ -33,3 +48,38 @@ def _epoch_order(epoch: int, num_queries: int, queries_per_step: int, seed: int)
     first = order[:queries_per_step]
     clashes = np.isin(first, before)
     return np.concatenate([first[~clashes], first[clashes], order[queries_per_step:]])
+
+
+def remembered(rates: PassRates, groups: Sequence[Group], *, threshold: float, step: int) -> PassRates:
+    """The rates after a step's groups, of all that were sampled for it; unscored samples say nothing."""
+    after = dict(rates)
+    for group in groups:
+        judged = [next(iter(s.score.parts.values()), None) for s in group.samples if s.score is not None]
+        passed = [number >= threshold for number in judged if number is not None]
+        if passed:
+            rate = sum(passed) / len(passed)
+            before = after.get(group.query.id)
+            after[group.query.id] = (rate if before is None else MEMORY * before[0] + (1 - MEMORY) * rate, step)
+    return after
+
+
+def weights_of(queries: Sequence[Query], rates: PassRates, *, step: int) -> list[float]:
+    """The weight of each query: 4 p (1 - p), at least `LEAST`, and p is ½ where nothing is known.
+
+    A group of n responses has different rewards with the probability 1 - pⁿ - (1 - p)ⁿ, which is largest at ½, too.
+    """
+    weights = list[float]()
+    for query in queries:
+        rate, seen = rates.get(query.id, (0.5, step))
+        rate = 0.5 + (rate - 0.5) * FADING ** (step - seen)
+        weights.append(max(LEAST, 4 * rate * (1 - rate)))
+    return weights
+
+
+def drawn_indices(number: int, weights: Sequence[float], *, queries_per_step: int, seed: int) -> list[int]:
+    """The different queries of the batch of that number: each next one is drawn by the weights of those left.
+
+    They are the largest of log w + G, where G are Gumbel's random numbers (Gumbel top-k, arXiv 1903.06059).
+    """
+    noise = np.random.default_rng([seed, SEED, number]).gumbel(size=len(weights))
+    return [int(index) for index in np.argsort(-(np.log(weights) + noise), kind="stable")[:queries_per_step]]

@@ -132,7 +132,7 @@ def _written(
                 fix = "take it out, or set queries.special_tokens: text, which encodes it as plain text, or allow"
                 raise UserError(f"the row's own text has the special token {found[0]}", where=row.id, fix=fix)
             if way == "text":
-                message["content"] = special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
+                message["content"] = cut(special, text)
             how = "plain text" if way == "text" else "a token (queries.special_tokens: text makes it plain text)"
             remarks.append(f"the row's own text has {found[0]}, which is read as {how}")
     if template is None:
@@ -147,6 +147,11 @@ def _with_settings(messages: Messages, queries: QueriesConfig, is_text: bool) ->
         # Not str.format: braces in the prompt or elsewhere in the template are text.
         messages = [{"role": "user", "content": queries.template.replace("{prompt}", messages[0]["content"])}]
     return messages if queries.system is None else [{"role": "system", "content": queries.system}, *messages]
+
+
+def cut(special: re.Pattern[str], text: str) -> str:
+    """The text with a mark in each special token, across which none is read."""
+    return special.sub(lambda token: f"{token[0][0]}{CUT}{token[0][1:]}", text)
 
 
 def special_tokens(tokenizer: Any, around: str) -> re.Pattern[str]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from gspo.errors import UserError, did_you_mean, writable
+from gspo.queries.placeholders import fill_in
 from gspo.queries.render import remark_notes, render_all, variable_notes
 from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
-from gspo.queries.teacher import with_teacher_ids
+from gspo.queries.template import with_text
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
@@ -200,6 +201,39 @@ def render_rows(
         fix = f"lower {length_key}, or give more data"
         raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix=fix)
     return QuerySet(train=fitting[0], held_out=fitting[1])
+
+
+def with_teacher_ids(
+    queries: Sequence[Query], rows: Sequence[Row], prompt: str, render: Callable[[Sequence[Row]], Sequence[Query]]
+) -> tuple[Query, ...]:
+    """The queries with what the teacher reads: their rows, in this text, rendered as the policy's own are.
+
+    Raises UserError where a row lacks a column that the text names.
+    """
+    asked = render([taught(row, prompt) for row in rows])
+    pairs = zip(queries, asked, strict=True)
+    return tuple(replace(query, teacher_ids=own.prompt_ids) for query, own in pairs)
+
+
+def taught(row: Row, prompt: str) -> Row:
+    """The row with the text in place of its prompt's; of chat messages, in place of the user's last."""
+
+    def filled(text: str) -> str:
+        return fill_in(prompt, {**row.clean_columns, "prompt": text}, key="teacher.prompt", where=row.id)
+
+    if isinstance(row.prompt, str):
+        return replace(row, prompt=filled(row.prompt))
+    messages: list[dict[str, Any]] = [with_text(message, where=row.id) for message in row.prompt]
+    for message in reversed(messages):
+        if message["role"] == "user":
+            message["content"] = filled(message["content"])
+            return replace(row, prompt=messages)
+    raise UserError("no message is the user's, so teacher.prompt has no place", where=row.id, fix="leave it out")
+
+
+def texts_of(row: Row) -> str:
+    """The text of a row's prompt, or those of its messages."""
+    return row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
 
 
 def query_notes(rows: RowSet, queries: QuerySet, recipe: Recipe, tokenizer: Any) -> list[str]:

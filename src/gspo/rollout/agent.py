@@ -10,34 +10,28 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import torch
-
 from gspo.errors import UserError
 from gspo.model.packing import join_experts
 from gspo.model.policy import Policy
 from gspo.queries.render import CUT
 from gspo.queries.template import HOLE
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.conversation import merged
+from gspo.rollout.conversation import Written, joined
 from gspo.rollout.dialects import Answer, RefusedError, Request, answer_of
 from gspo.rollout.keys import number_of
-from gspo.rollout.segments import Continuation, text_and_segments
+from gspo.rollout.segments import Continuation
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Agent, Result, Tools
 from gspo.types import Failure, FinishReason, Query, Sample, Turn
 
 
 @dataclass(kw_only=True, eq=False)
-class _Piece:
+class _Piece(Written):
     """A context and what follows it: turns of the policy, and what the agent has put between them."""
 
     last: int  # the number of the request that its last turn answers
     told: list[Any] = field(default_factory=list)  # the tools and the messages of that request, and the turn
     marked: str = ""  # the text of the tokens, with marks
-    ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
-    turns: list[Turn] = field(default_factory=list)
 
 
 class AgentRollout:
@@ -133,12 +127,9 @@ class Recording:
         num_calls = sample.text.count("<tool_call>")
         said = Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens, num_calls=num_calls)
         piece.turns += [Turn(role="user", text=marked.replace(CUT, ""), num_tokens=len(context)), said]
-        piece.ids += context
-        written = sample.token_ids.tolist()
-        piece.marked += marked + Continuation(self._policy.tokenizer, piece.ids)(written)
-        piece.ids += written
-        piece.mask += [False] * len(context) + [True] * len(written)
-        piece.samples.append(sample)
+        piece.read(context)
+        piece.marked += marked + Continuation(self._policy.tokenizer, piece.ids)(sample.token_ids.tolist())
+        piece.write(sample)
 
     def _place(self, request: Request) -> tuple[_Piece | None, list[int], str]:
         """The piece that the request goes on with, if any, and the tokens and the marked text between them.
@@ -184,23 +175,14 @@ class Recording:
             sample = await rollout(self._query, partial(self._generate, max_new_tokens=1))
             return replace(sample, failure=failure)
         pieces = sorted(self._pieces, key=lambda piece: piece.last)
-        samples = [sample for piece in pieces for sample in piece.samples]
-        ids = [token for piece in pieces for token in piece.ids]
-        full = [each for sample in samples if (each := sample.full_logprobs) is not None]
         experts = [own for piece in pieces if (own := piece.samples[-1].experts) is not None]
-        return replace(
-            samples[-1],
-            query=self._query,
-            token_ids=torch.tensor(ids, dtype=samples[0].token_ids.dtype),
-            loss_mask=torch.tensor([is_written for piece in pieces for is_written in piece.mask]),
+        return joined(
+            self._policy,
+            self._query,
+            pieces,
             starts=(0, *accumulate(len(piece.ids) for piece in pieces[:-1])),
-            text=text_and_segments(ids, self._query.prompt_ids, self._policy, None)[0],
             finish_reason=self._over or "stop",
-            sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
-            full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
-            versions=tuple(merged([span for sample in samples for span in sample.versions])),
             experts=join_experts(experts, is_own=True) if len(experts) == len(pieces) else None,
-            turns=tuple(turn for piece in pieces for turn in piece.turns),
             failure=failure,
             environment_reward=reward,
         )

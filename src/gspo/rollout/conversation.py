@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from gspo.errors import UserError
 from gspo.model.policy import Policy
@@ -18,16 +18,25 @@ from gspo.rollout.tools import Tools
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
 
 
-@dataclass(kw_only=True)
-class _Written:
-    """A response so far."""
+@dataclass(kw_only=True, eq=False)
+class Written:
+    """The turns of one context: what the policy wrote, and what stands between."""
 
-    turns: list[Turn] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)  # which of them the policy wrote
     samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
-    contexts: list[list[int]] = field(default_factory=list)  # the tokens before the first and between them
-    session: str = field(default_factory=lambda: uuid.uuid4().hex)
-    finish_reason: FinishReason = "stop"
-    failure: Failure | None = None
+    turns: list[Turn] = field(default_factory=list)
+
+    def read(self, context: Sequence[int]) -> None:
+        """Append what the policy only reads."""
+        self.ids += context
+        self.mask += [False] * len(context)
+
+    def write(self, sample: Sample) -> None:
+        """Append a turn of the policy's."""
+        self.ids += sample.token_ids.tolist()
+        self.mask += [True] * sample.num_tokens
+        self.samples.append(sample)
 
 
 class Conversation:
@@ -41,87 +50,93 @@ class Conversation:
 
     async def __call__(self, query: Query, generate: Generate) -> Sample:
         """The response; the loss mask is false on what tools returned, and what the chat template writes around it."""
-        written = _Written()
+        session = uuid.uuid4().hex
         try:
-            return await self._sample(query, generate, written)
+            return await self._sample(query, generate, session)
         finally:
-            await self._tools.end(written.session)
+            await self._tools.end(session)
 
-    async def _sample(self, query: Query, generate: Generate, written: _Written) -> Sample:
-        ids, most = [*query.prompt_ids], len(query.prompt_ids) + self._settings.max_new_tokens
-        said = await self._tools.begin(written.session, query)
-        written.contexts.append([] if said is None else self._tools.bridge.opening(said))
-        ids += written.contexts[0]
+    async def _sample(self, query: Query, generate: Generate, session: str) -> Sample:
+        settings, tools, written = self._settings, self._tools, Written()
+        said = await tools.begin(session, query)
         if said is not None:
-            written.turns.append(Turn(role="user", text=said, num_tokens=len(written.contexts[0])))
-        if len(ids) >= most:
-            what = f"what the environment says first has {len(written.contexts[0])} tokens"
-            fix = f"raise rollout.max_new_tokens, which is {self._settings.max_new_tokens}"
+            written.read(tools.bridge.opening(said))
+            written.turns.append(Turn(role="user", text=said, num_tokens=len(written.ids)))
+        if len(written.ids) >= settings.max_new_tokens:
+            what = f"what the environment says first has {len(written.ids)} tokens"
+            fix = f"raise rollout.max_new_tokens, which is {settings.max_new_tokens}"
             raise UserError(what, where=f"rollout.environment, row {query.id}", fix=fix)
         while True:
-            turn = partial(generate, turn=len(written.samples), max_new_tokens=most - len(ids))
-            sample = await self._single_turn(replace(query, prompt_ids=tuple(ids)), turn)
-            ids += sample.token_ids.tolist()
-            written.samples.append(sample)
+            room = settings.max_new_tokens - len(written.ids)
+            turn = partial(generate, turn=len(written.samples), max_new_tokens=room)
+            prompt = replace(query, prompt_ids=(*query.prompt_ids, *written.ids))
+            sample = await self._single_turn(prompt, turn)
+            written.write(sample)
             written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
-            context = await self._context(written, room=most - len(ids))
-            if context is None:
-                reward = None
-                if written.failure is None:  # else it may hang
-                    reward, written.failure = await self._tools.reward(written.session)
-                return replace(self._joined(query, written), environment_reward=reward)
-            ids += context
-            written.contexts.append(context)
-
-    async def _context(self, written: _Written, *, room: int) -> list[int] | None:
-        """Make the calls of the last turn; return what follows it, or None where the response has ended."""
-        sample = written.samples[-1]
-        written.finish_reason = sample.finish_reason
-        calls = CALL.findall(sample.text) if sample.finish_reason == "stop" else []
-        if calls and len(written.samples) == self._settings.max_turns:
-            written.finish_reason = "turns"
-        if written.finish_reason != "stop" or not calls:
-            return None
-        results = await self._tools.answers(written.session, calls)
-        written.failure = next((result.failure for result in results if result.failure), None)
-        texts, num_errors = [result.text for result in results], sum(result.is_error for result in results)
-        written.turns[-1] = replace(written.turns[-1], num_calls=len(calls), num_errors=num_errors)
-        if written.failure:
-            return None
-        context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
-        if len(context) >= room:
-            written.finish_reason = "length"
-            return None
-        written.turns.append(Turn(role="tool", text="\n".join(texts), num_tokens=len(context)))
-        return context
-
-    def _joined(self, query: Query, written: _Written) -> Sample:
-        """The turns as one sample."""
-        samples, first, last = written.samples, written.samples[0], written.samples[-1]
-        tokens, masks = list[Tensor](), list[Tensor]()
-        for context, sample in zip(written.contexts, samples, strict=True):
-            tokens += [torch.tensor(context, dtype=first.token_ids.dtype), sample.token_ids]
-            masks += [torch.zeros(len(context), dtype=torch.bool), sample.loss_mask]
-        ids, full = torch.cat(tokens), [each for sample in samples if (each := sample.full_logprobs) is not None]
-        experts = None
-        if first.experts is not None and last.experts is not None:  # the last turn's pass has read all before it
-            size = len(first.experts.prefix) - len(written.contexts[0])
-            row = torch.cat([last.experts.prefix[size:], last.experts.row])
-            experts = Experts(prefix=last.experts.prefix[:size], row=row)
-        return replace(
-            first,
-            query=query,
-            token_ids=ids,
-            loss_mask=torch.cat(masks),
-            text=text_and_segments(ids.tolist(), query.prompt_ids, self._policy, None)[0],
-            finish_reason=written.finish_reason,
-            sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
-            full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
-            versions=tuple(merged([span for sample in samples for span in sample.versions])),
-            experts=experts,
-            turns=tuple(written.turns),
-            failure=written.failure,
+            is_over = await self._call_tools(session, written)
+            if is_over is not None:
+                break
+        reason, failure = is_over
+        reward = None
+        if failure is None:  # else the environment may hang
+            reward, failure = await tools.reward(session)
+        return joined(
+            self._policy,
+            query,
+            [written],
+            finish_reason=reason,
+            experts=_experts(written.samples[-1], len(query.prompt_ids)),
+            failure=failure,
+            environment_reward=reward,
         )
+
+    async def _call_tools(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:
+        """Make the calls of the last turn and append what they return; where the response is over, return why."""
+        sample = written.samples[-1]
+        calls = CALL.findall(sample.text) if sample.finish_reason == "stop" else []
+        if not calls:
+            return sample.finish_reason, None
+        if len(written.samples) == self._settings.max_turns:
+            return "turns", None
+        results = await self._tools.answers(session, calls)
+        num_errors = sum(result.is_error for result in results)
+        written.turns[-1] = replace(written.turns[-1], num_calls=len(calls), num_errors=num_errors)
+        if failure := next((result.failure for result in results if result.failure), None):
+            return "stop", failure
+        texts = [result.text for result in results]
+        context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
+        if len(written.ids) + len(context) >= self._settings.max_new_tokens:
+            return "length", None
+        written.read(context)
+        written.turns.append(Turn(role="tool", text="\n".join(texts), num_tokens=len(context)))
+        return None
+
+
+def joined(policy: Policy, query: Query, pieces: Sequence[Written], **others: Any) -> Sample:
+    """All turns of some contexts as one sample, with `others` of its fields."""
+    samples = [sample for piece in pieces for sample in piece.samples]
+    ids = [token for piece in pieces for token in piece.ids]
+    full = [each for sample in samples if (each := sample.full_logprobs) is not None]
+    return replace(
+        samples[-1],
+        query=query,
+        token_ids=torch.tensor(ids, dtype=samples[0].token_ids.dtype),
+        loss_mask=torch.tensor([is_written for piece in pieces for is_written in piece.mask]),
+        text=text_and_segments(ids, query.prompt_ids, policy, None)[0],
+        sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
+        full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
+        versions=tuple(merged([span for sample in samples for span in sample.versions])),
+        turns=tuple(turn for piece in pieces for turn in piece.turns),
+        **others,
+    )
+
+
+def _experts(last: Sample, num_prompt_ids: int) -> Experts | None:
+    """The experts of the whole response: the last turn's pass has read all before it."""
+    if last.experts is None:
+        return None
+    whole, size = torch.cat([last.experts.prefix, last.experts.row]), num_prompt_ids - 1
+    return Experts(prefix=whole[:size], row=whole[size:])
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

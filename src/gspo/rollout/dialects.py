@@ -66,12 +66,12 @@ def answer_of(sample: Sample, request: Request, *, num_read: int) -> Answer:
     places = [(text.index(string), string) for string in request.stop if string in text and not is_cut]
     place, stop = min(places, default=(len(text), None))
     text = text[:place]
-    calls = [_call(found) for found in CALL.findall(text)] if request.tools else []
-    made = [call for call in calls if call is not None]
-    is_call = bool(calls) and len(made) == len(calls)  # else the agent reads what the policy wrote
+    found = [call_of(inside) for inside in CALL.findall(text)] if request.tools else []
+    calls = [{"name": call[0], "arguments": call[1]} for call in found if call and isinstance(call[0], str)]
+    is_call = bool(calls) and len(calls) == len(found)  # else the agent reads what the policy wrote
     return Answer(
         content=text[: text.index("<tool_call>")].strip() if is_call else text,
-        calls=made if is_call else (),
+        calls=calls if is_call else (),
         finish_reason="length" if is_cut else "tool_calls" if is_call else "stop",
         stop=stop,
         num_read=num_read,
@@ -79,15 +79,21 @@ def answer_of(sample: Sample, request: Request, *, num_read: int) -> Answer:
     )
 
 
-def _call(text: str) -> dict[str, Any] | None:
+def call_of(text: str) -> tuple[Any, dict[str, Any]] | None:
+    """The name and the arguments of a call, the inside of `<tool_call>`; None where it is not one."""
     try:
         said = json.loads(text)
-        name, arguments = said["name"], said.get("arguments", {})
+        name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    is_call = isinstance(name, str) and isinstance(arguments, dict)
-    return {"name": name, "arguments": arguments} if is_call else None
+    return (name, arguments) if isinstance(arguments, dict) and _is_shallow(arguments) else None
+
+
+def _is_shallow(value: Any, most: int = 100) -> bool:
+    """Whether it has at most so many levels: what has more could not be handed to a process."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most >= 0 and all(_is_shallow(inner, most - 1) for inner in inside)
 
 
 class OpenAI:
@@ -106,10 +112,8 @@ class OpenAI:
     @staticmethod
     def response(answer: Answer, model: str) -> dict[str, Any]:
         """The answer, whole."""
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": answer.content if answer.content or not answer.calls else None,
-        }
+        content = answer.content if answer.content or not answer.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if answer.calls:
             message["tool_calls"] = _openai_calls(answer)
         choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
@@ -147,17 +151,7 @@ class Anthropic:
             messages.append({"role": "system", "content": system})
         for message in body["messages"]:
             messages += _from_anthropic(message)
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description", ""),
-                    "parameters": tool["input_schema"],
-                },
-            }
-            for tool in body.get("tools") or ()
-        ]
+        tools = [_from_anthropic_tool(tool) for tool in body.get("tools") or ()]
         stop = (*(body.get("stop_sequences") or ()),)
         return Request(messages=messages, tools=tools, most=body.get("max_tokens"), stop=stop)
 
@@ -226,10 +220,7 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: value for name, value in message.items() if value is not None}
     if calls := made.get("tool_calls"):
         functions = [call["function"] for call in calls]
-        made["tool_calls"] = [
-            {"type": "function", "function": {"name": own["name"], "arguments": _loaded(own["arguments"])}}
-            for own in functions
-        ]
+        made["tool_calls"] = [_function_call(own["name"], _loaded(own["arguments"])) for own in functions]
     return {"content": "", **made}
 
 
@@ -252,22 +243,25 @@ def _from_anthropic(message: Mapping[str, Any]) -> Messages:
     if texts or calls or not results:
         own: dict[str, Any] = {"role": message.get("role"), "content": texts}
         if calls:
-            own["tool_calls"] = [
-                {"type": "function", "function": {"name": call["name"], "arguments": call["input"]}} for call in calls
-            ]
+            own["tool_calls"] = [_function_call(call["name"], call["input"]) for call in calls]
         made.append(own)
     return made
 
 
+def _from_anthropic_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    description = tool.get("description", "")
+    function = {"name": tool["name"], "description": description, "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function}
+
+
+def _function_call(name: Any, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _openai_calls(answer: Answer) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
-        }
-        for call in answer.calls
-    ]
+    texts = [json.dumps(call["arguments"], ensure_ascii=False) for call in answer.calls]
+    calls = [_function_call(call["name"], text) for call, text in zip(answer.calls, texts, strict=True)]
+    return [{"id": f"call_{uuid.uuid4().hex}", **call} for call in calls]
 
 
 def _openai_usage(answer: Answer) -> dict[str, int]:

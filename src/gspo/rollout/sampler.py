@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from gspo import loop
 from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
@@ -89,9 +88,9 @@ class Sampler:
         keys, ended.total = key.of_groups([query.id for query in queries], size), len(queries) * size
 
         async def sample(number: int) -> None:
-            options: dict[str, Any] = {"record_experts": record_experts, "ended": ended}
+            query, own = queries[number], keys[number]
             with suppress(LostError):
-                groups[number] = await self.group(queries[number], settings, keys[number], **options)
+                groups[number] = await self.group(query, settings, own, record_experts=record_experts, ended=ended)
 
         while missing := [number for number in range(len(queries)) if number not in groups]:
             loop.run(all_of([sample(number) for number in missing]), lambda: show_progress(*ended.shown()))

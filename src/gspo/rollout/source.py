@@ -1,19 +1,49 @@
 """The source of a step's groups: it draws queries, keeps them in flight, and hands groups over in their order."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 from gspo.engine.engine import LostError
 from gspo.loop import all_of
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.keys import SamplingKey
 from gspo.rollout.sampler import Ended, Sampler
-from gspo.rollout.timeline import Spans
 from gspo.types import Batch, Drawn, Group, Query, Timeline
+
+
+class Spans:
+    """The times in which at least one block of `open` was under way, of any thread or coroutine."""
+
+    def __init__(self) -> None:
+        self._lock, self._num_open, self._opened = threading.Lock(), 0, 0.0
+        self._closed: list[tuple[float, float]] = []
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Count the block as under way."""
+        with self._lock:
+            self._num_open += 1
+            if self._num_open == 1:
+                self._opened = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_open -= 1
+                if not self._num_open:
+                    self._closed.append((self._opened, time.monotonic()))
+
+    def since(self, start: float) -> list[tuple[float, float]]:
+        """The spans from a moment on until now, in seconds after it; what was over before is forgotten."""
+        with self._lock:
+            self._closed = [span for span in self._closed if span[1] > start]
+            spans = [*self._closed, *([(self._opened, time.monotonic())] if self._num_open else [])]
+        return [(max(0.0, opened - start), closed - start) for opened, closed in spans]
 
 
 @dataclass(kw_only=True)
@@ -169,8 +199,8 @@ class Source:
             # Without staleness a step's random numbers are its own. The temperature may be of before a resume.
             key_step = drawn.key_step if self.sampling.max_staleness else self.steps + 1
             if (drawn.key_step, drawn.temperature) != (key_step, self.sampling.temperature):
-                changed: dict[str, Any] = {"key_step": key_step, "temperature": self.sampling.temperature}
-                drawn = self.ahead[place] = replace(drawn, **changed)
+                drawn = replace(drawn, key_step=key_step, temperature=self.sampling.temperature)
+                self.ahead[place] = drawn
             missing.append(drawn)
         for key_step, part in groupby(missing, key=lambda each: each.key_step):
             batch, key = [*part], SamplingKey(seed=self.seed, step=key_step)
@@ -180,33 +210,31 @@ class Source:
                     self._tasks[drawn] = asyncio.create_task(self._make(drawn, own))
                 continue
             # All at once: what is asked for again after a stop has the same company, to the last bit.
-            groups = await all_of([self._sample_in_turn(drawn, own) for drawn, own in zip(batch, keys, strict=True)])
+            groups = await all_of(
+                [self._sample(drawn, own, self.ended) for drawn, own in zip(batch, keys, strict=True)]
+            )
             for drawn, group in zip(batch, groups, strict=True):
                 self._replace(drawn, replace(drawn, group=group))
             if None in groups:
                 raise LostError
 
-    async def _sample_in_turn(self, drawn: Drawn, keys: Sequence[int]) -> Group | None:
-        try:
-            return await self._sample(drawn, keys, self.ended)
-        except LostError:
-            return None
-
-    async def _sample(self, drawn: Drawn, keys: Sequence[int], ended: Ended | None = None) -> Group:
-        options: dict[str, Any] = {"record_experts": self.record_experts, "ended": ended}
-        with self._sampling.open():
-            return await self.sampler.group(drawn.query, self.sampling, keys, **options)
+    async def _sample(self, drawn: Drawn, keys: Sequence[int], ended: Ended | None = None) -> Group | None:
+        """A group; None where a server has failed."""
+        experts = self.record_experts
+        with self._sampling.open(), suppress(LostError):
+            return await self.sampler.group(drawn.query, self.sampling, keys, record_experts=experts, ended=ended)
+        return None
 
     async def _make(self, drawn: Drawn, keys: Sequence[int]) -> None:
         """Sample a group and have it scored, while the policy is trained."""
         try:
             drawn = self._replace(drawn, replace(drawn, group=await self._sample(drawn, keys)))
-            if self.score is not None and drawn.group is not None:
+            if drawn.group is None:
+                self._lost.add(drawn)
+            elif self.score is not None:
                 batch = await self.score(drawn.group)
-                cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
-                drawn = self._replace(drawn, replace(drawn, group=batch.groups[0], **cost))
-        except LostError:
-            self._lost.add(drawn)
+                scored = replace(drawn, group=batch.groups[0], reward_seconds=batch.reward_seconds, logged=batch.logged)
+                drawn = self._replace(drawn, scored)
         except Exception as error:
             self._failure = self._failure or error
         finally:

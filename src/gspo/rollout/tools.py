@@ -1,6 +1,5 @@
 """What the policy may call within a response: tools, and an environment that keeps a state for each response."""
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +7,9 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.loop import all_of
 from gspo.queries.bridge import Bridge
+from gspo.rollout.dialects import call_of
 from gspo.rollout.endpoint import Endpoint
 from gspo.types import Failure, Query
-
-_MAX_LEVELS = 100  # of nesting, in the arguments of a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,30 +110,11 @@ class Tools:
 
     async def answer(self, session: str, call: str) -> Result:
         """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
-        try:
-            said = json.loads(call)
-            name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            if not isinstance(arguments, dict):
-                raise TypeError
-            _check_depth(arguments)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        if (found := call_of(call)) is None:
             form = '{"name": "…", "arguments": {…}}'
             return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
+        name, arguments = found
         if not isinstance(name, str) or name not in self.by_name:
             known = ", ".join(self.by_name)
             return Result(text=f"error: there is no tool {str(name)[:80]!r}; there are: {known}", is_error=True)
         return await self.by_name[name].call(session, arguments)
-
-
-def _check_depth(arguments: Any) -> None:
-    """Raise RecursionError for what could not be handed to a process, wherever that is done."""
-    level, count = [arguments], 0
-    while level := [inner for each in level for inner in _inside(each)]:
-        count += 1
-        if count > _MAX_LEVELS:
-            raise RecursionError
-
-
-def _inside(value: Any) -> Sequence[Any]:
-    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()

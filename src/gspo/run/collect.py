@@ -9,8 +9,7 @@ from gspo import loop
 from gspo.engine.engine import LostError
 from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ
-from gspo.queries.difficulty import drawn_indices, weights_of
-from gspo.queries.order import query_indices
+from gspo.queries.order import drawn_indices, query_indices, weights_of
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.schema import Recipe
 from gspo.reward.overlong import with_overlong_penalty

@@ -30,8 +30,9 @@ from gspo.queries.source import (
     load_rows,
     query_notes,
     render_rows,
+    taught,
+    texts_of,
 )
-from gspo.queries.teacher import taught, texts_of
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig, RolloutConfig

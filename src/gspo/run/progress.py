@@ -19,7 +19,7 @@ from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.metrics.numbers import is_number
-from gspo.queries.difficulty import PassRates
+from gspo.queries.order import PassRates
 from gspo.recipe.sections import EarlyStopConfig, RolloutConfig
 from gspo.run.checkpoint.store import Position
 from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn

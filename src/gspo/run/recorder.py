@@ -22,7 +22,7 @@ from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import curriculum_metrics, evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
-from gspo.queries.difficulty import remembered
+from gspo.queries.order import remembered
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ActorConfig
 from gspo.run.hooks import call_hooks, fault_of

@@ -193,7 +193,7 @@ def test_weights_that_change_while_rows_of_one_length_are_decoded_are_used(
     for means in (Means.NO_PADDING, Means.NO_CACHE):
 
         def look() -> None:
-            if decoder.transcript.num_steps == 4 and not decoder.transcript._changes:  # noqa: B023
+            if decoder.transcript.num_steps == 4 and decoder.transcript._next_version == 0:  # noqa: B023
                 for parameter in policy.model.parameters():
                     parameter.data.mul_(1.1)
                 decoder.change_weights(1, keep_cache=False)  # noqa: B023

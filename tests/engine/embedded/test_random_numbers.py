@@ -8,36 +8,41 @@ import torch
 from gspo.engine.embedded.sampling import uniform_numbers
 from gspo.rollout.keys import SamplingKey
 
-KEYS = SamplingKey(seed=0, step=1).response_keys([f"data:{number}" for number in range(40)], 5)
+
+def keys_of(key: SamplingKey, query_ids: list[str], num_samples: int) -> list[int]:
+    return [number for group in key.of_groups(query_ids, num_samples) for number in group]
+
+
+KEYS = keys_of(SamplingKey(seed=0, step=1), [f"data:{number}" for number in range(40)], 5)
 
 
 def test_seed_step_query_and_number_each_give_another_key() -> None:
     keys = [
         key
         for seed, step in itertools.product([0, 1, 11, 2**64 - 1], [0, 1, 11])
-        for key in SamplingKey(seed=seed, step=step).response_keys(["a:1", "a:11", "a:1 1", "b:1", "1 a:1", ""], 12)
+        for key in keys_of(SamplingKey(seed=seed, step=step), ["a:1", "a:11", "a:1 1", "b:1", "1 a:1", ""], 12)
     ]
     assert len(set(keys)) == len(keys) == 4 * 3 * 6 * 12
 
 
 def test_a_response_has_its_key_whatever_stands_beside_it() -> None:
     key = SamplingKey(seed=3, step=7)
-    assert key.response_keys(["x", "y"], 2) == [*key.response_keys(["x"], 2), *key.response_keys(["y"], 2)]
-    assert key.response_keys(["y", "x"], 2)[2:] == key.response_keys(["x"], 5)[:2]
+    assert keys_of(key, ["x", "y"], 2) == [*keys_of(key, ["x"], 2), *keys_of(key, ["y"], 2)]
+    assert keys_of(key, ["y", "x"], 2)[2:] == keys_of(key, ["x"], 5)[:2]
 
 
 def test_a_query_that_stands_twice_goes_on_counting_its_samples() -> None:
     key = SamplingKey(seed=3, step=7)
-    x, y = key.response_keys(["x"], 4), key.response_keys(["y"], 2)
-    assert key.response_keys(["x", "y", "x"], 2) == [*x[:2], *y, *x[2:]]
+    x, y = keys_of(key, ["x"], 4), keys_of(key, ["y"], 2)
+    assert keys_of(key, ["x", "y", "x"], 2) == [*x[:2], *y, *x[2:]]
 
 
 def test_keys_stay_what_they_are_and_any_id_has_one() -> None:
     """A resumed run must draw what it drew, in another process, too."""
-    (key,) = SamplingKey(seed=0, step=1).response_keys(["data:1"], 1)
+    (key,) = keys_of(SamplingKey(seed=0, step=1), ["data:1"], 1)
     assert key == 329151827304503016949101005978311973385
     assert uniform_numbers([key], [0], 2).tolist() == [[0.5708607132069384, 0.19123081172896594]]
-    strange = SamplingKey(seed=0, step=1).response_keys(["\udcff.jsonl:1", "\N{GRINNING FACE}:1", "\ud800:1"], 1)
+    strange = keys_of(SamplingKey(seed=0, step=1), ["\udcff.jsonl:1", "\N{GRINNING FACE}:1", "\ud800:1"], 1)
     assert len(set(strange)) == 3
 
 

@@ -13,9 +13,8 @@ from tests.needs import VLLM, require
 from gspo import loop
 from gspo.engine.make import make_engine
 from gspo.engine.server.engine import ServerEngine
-from gspo.engine.server.process import Process, ThisHost
-from gspo.engine.server.requests import Connection
-from gspo.engine.server.server import start_server
+from gspo.engine.server.hosts import Process, ThisHost
+from gspo.engine.server.server import new_client, start_server
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
@@ -58,13 +57,14 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
-    server, connection = start_server(api, ThisHost(), number=0, directory=directory, key=KEY, **options), Connection()
+    client = new_client()
+    server = start_server(api, client, ThisHost(), number=0, directory=directory, key=KEY, **options)
     assert server.process is not None
     try:
-        loop.run(server.wait_until_ready(connection.client, START_SECONDS, max_length=LONGEST))
-        yield RunningServer(url=server.address.url, process=server.process)
+        loop.run(server.wait_until_ready(START_SECONDS, max_length=LONGEST))
+        yield RunningServer(url=server.url, process=server.process)
     finally:
-        connection.close()
+        loop.start(client.aclose()).result()
         server.end()
 
 

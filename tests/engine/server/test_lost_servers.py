@@ -21,12 +21,11 @@ from tests.engine.server.small_server import ASKED, digest_of, logprob_of
 from tests.engine.server.test_vllm_process import LONG, assert_gone, family, supervisors
 
 from gspo.engine.engine import Completion, LostError, Prompt, Sampling
-from gspo.engine.server import fleet
-from gspo.engine.server import process as one_process
+from gspo.engine.server import fleet, hosts
 from gspo.engine.server import server as one_server
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.probe import Gap, Probe
-from gspo.engine.server.weights import in_memory
+from gspo.engine.server.weights import weight_files
 from gspo.errors import RunError, UserError
 from gspo.model.linear import LIMITS
 from gspo.model.policy import Policy
@@ -43,7 +42,7 @@ class DigestProbe(Probe):
     """The proof of small servers: their tokens' log-likelihoods are of the policy's digest."""
 
     def gap(self, completions: Sequence[Completion]) -> Gap:
-        with in_memory(self._policy) as paths:
+        with weight_files(self._policy) as paths:
             expected = logprob_of(digest_of(paths))
         gaps = [abs(number - expected) for own in completions for number in own.logprobs.tolist()]
         return Gap(mean=sum(gaps) / len(gaps), most=max(gaps), tolerance=self._tolerance)
@@ -98,7 +97,7 @@ def tokens(groups: Sequence[Group]) -> list[list[list[int]]]:
 
 def supervisor_of(engine: ServerEngine, number: int) -> psutil.Process:
     process = engine._fleet.servers[number].process
-    assert isinstance(process, one_process.ServerProcess)
+    assert isinstance(process, hosts.ServerProcess)
     return psutil.Process(process._supervisor.pid)
 
 
@@ -204,7 +203,7 @@ def test_a_server_whose_port_is_taken_ends_the_run_with_its_own_words(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr(one_process, "free_port", lambda _: taken.getsockname()[1])
+        monkeypatch.setattr(hosts, "free_port", lambda _: taken.getsockname()[1])
         monkeypatch.setattr(one_server, "_ANSWER_SECONDS", 1.0)  # whoever has the port answers nothing
         with pytest.raises(UserError, match=r"it has ended while it started\n(.|\n)*Address already in use"):
             engine_of(policy, tmp_path, python=interpreter(tmp_path))

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from gspo.engine.engine import Prompt, Sampling
-from gspo.engine.server.api import BadAnswerError, Request, SampleRequest, ServerApi
+from gspo.engine.server.api import BadAnswerError, Request, SampleRequest
 from gspo.engine.server.sglang import SglangApi
 from gspo.recipe.sections import ServerConfig
 
@@ -107,7 +107,7 @@ def saved(tmp_path: Path) -> list[str]:
 def all_requests(saved: list[str]) -> list[Request]:
     """Every request that there is, of each form."""
     asked = (TWO, ONE, ENDLESS, replace(TWO, experts=torch.uint8))
-    own: ServerApi = api()
+    own = api()
     return [Request(path=own.about_path), *(own.sample(each) for each in asked), *own.publish(saved, "run-3")]
 
 

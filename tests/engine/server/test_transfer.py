@@ -8,16 +8,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 import torch
 
 from gspo import loop
-from gspo.engine.server import vllm_sender, vllm_transfer
-from gspo.engine.server.requests import Address, Connection, NoAnswerError
-from gspo.engine.server.server import Server
+from gspo.engine import make
+from gspo.engine.make import check_transfer
+from gspo.engine.server import vllm_transfer
+from gspo.engine.server.api import NoAnswerError
+from gspo.engine.server.server import Server, new_client
 from gspo.engine.server.vllm import VllmApi
-from gspo.engine.server.vllm_sender import Source, check_transfer
-from gspo.engine.server.vllm_transfer import Transfer
+from gspo.engine.server.vllm_transfer import Source, Transfer
 from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import ServerConfig
@@ -42,7 +44,8 @@ class FakeServer(ThreadingHTTPServer):
     @property
     def as_server(self) -> Server:
         api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False)
-        return Server(name="it", api=api, address=Address(f"http://127.0.0.1:{self.server_port}", "key"))
+        url = f"http://127.0.0.1:{self.server_port}"
+        return Server(name="it", api=api, client=client(), url=url, key="key")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -113,14 +116,14 @@ def fake_sender(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def connection() -> Connection:
+def client() -> httpx.AsyncClient:
     """One for all hand-overs, as a run has it."""
-    return Connection()
+    return new_client()
 
 
 def hand_over(transfer: Transfer, server: FakeServer, label: str, *, scrambled: bool = False) -> None:
     async def work() -> None:
-        await own(connection().client, server.as_server, label)
+        await own(server.as_server, label)
 
     with transfer.ready(scrambled=scrambled) as own:
         loop.run(work())
@@ -233,7 +236,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     problem: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vllm_sender.importlib.util, "find_spec", lambda _: object() if has_vllm else None)
+    monkeypatch.setattr(make.importlib.util, "find_spec", lambda _: object() if has_vllm else None)
     config = ServerConfig.model_validate(settings)
     if problem is None:
         check_transfer(name, config, torch.device(device), on_cluster=False)

@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from gspo import loop
-from gspo.engine.server import vllm_sender
-from gspo.engine.server.process import free_port
-from gspo.engine.server.requests import Address, Connection, NoAnswerError
-from gspo.engine.server.server import Server
+from gspo.engine.server import vllm_transfer
+from gspo.engine.server.api import NoAnswerError
+from gspo.engine.server.hosts import free_port
+from gspo.engine.server.server import Server, new_client
 from gspo.engine.server.vllm import VllmApi
-from gspo.engine.server.vllm_sender import Source
-from gspo.engine.server.vllm_transfer import Transfer
+from gspo.engine.server.vllm_transfer import Source, Transfer
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import ServerConfig
 
@@ -138,7 +137,7 @@ def gpu_of_cpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (packed_tensor, "reduce_tensor", export),
         (packed_tensor, "_get_streams", lambda _, number: (stream,) * number),
         (nccl_common, "stateless_init_process_group", group),
-        (vllm_sender, "_CHUNK", 2_000),
+        (vllm_transfer, "_CHUNK", 2_000),
     ]:
         monkeypatch.setattr(place, name, stand_in)
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
@@ -160,7 +159,7 @@ def serve() -> Iterator[Callable[[Engine], Server]]:
         while not server.started:
             threading.Event().wait(0.01)
         api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False)
-        return Server(name="it", api=api, address=Address(f"http://127.0.0.1:{port}", "key"))
+        return Server(name="it", api=api, client=new_client(), url=f"http://127.0.0.1:{port}", key="key")
 
     yield start
     for server, thread in running:
@@ -169,16 +168,11 @@ def serve() -> Iterator[Callable[[Engine], Server]]:
 
 
 def hand_over(transfer: Transfer, servers: list[Server], label: str, *, scrambled: bool = False) -> None:
-    connection = Connection()
-
     async def work() -> None:
-        await asyncio.gather(*(own(connection.client, server, label) for server in servers))
+        await asyncio.gather(*(own(server, label) for server in servers))
 
-    try:
-        with transfer.ready(scrambled=scrambled) as own:
-            loop.run(work())
-    finally:
-        connection.close()
+    with transfer.ready(scrambled=scrambled) as own:
+        loop.run(work())
 
 
 def assert_has(engine: Engine, policy: Any, label: str, *, scrambled: bool = False) -> None:
@@ -196,7 +190,7 @@ def test_servers_get_the_weights_under_their_names_bit_for_bit(
     """Scrambled, as they are, and as they are a step later; in parts, and a tensor that no part holds."""
     policy, engines = new_policy(family, "bfloat16", tie_word_embeddings=True), [Engine(backend), Engine(backend)]
     servers, transfer = [serve(engine) for engine in engines], Transfer(policy, backend)
-    assert sum(p.nbytes for p in policy.model.parameters()) > 2 * vllm_sender._CHUNK
+    assert sum(p.nbytes for p in policy.model.parameters()) > 2 * vllm_transfer._CHUNK
     for label, scrambled in (("scrambled", True), ("a-0", False), ("a-1", False)):
         hand_over(transfer, servers, label, scrambled=scrambled)
         for engine in engines:

@@ -34,7 +34,7 @@ from gspo.engine.engine import Engine
 from gspo.engine.server import server as one_server
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.fleet import KEY_VARIABLE
-from gspo.engine.server.process import free_port
+from gspo.engine.server.hosts import free_port
 from gspo.errors import DivergedError, RunError, Stopped, UserError
 from gspo.interrupt import Interrupt
 from gspo.loop import all_of
@@ -111,7 +111,8 @@ def shared(one_proxy: Proxy, new_policy: NewPolicy, home: Path) -> Iterator[Samp
 def sampler(shared: Sampler, proxy: Proxy) -> Sampler:
     """One for all tests that change nothing of its engine and its policy; nothing is measured yet."""
     assert isinstance(shared.engine, ServerEngine)
-    if proxy.label != shared.engine._fleet.label:  # the server has had other weights since
+    fleet = shared.engine._fleet
+    if proxy.label not in fleet.versions(fleet.version):  # the server has had other weights since
         shared.publish(next(VERSIONS))
     proxy.requests.clear()
     shared.engine.take_metrics()

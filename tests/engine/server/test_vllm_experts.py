@@ -62,7 +62,8 @@ def test_every_publish_replaces_the_experts_too(
 
 def _keeps_old_weights(engine: ServerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the server is told of new weights, and given none."""
-    publish = engine._api.publish
+    api = engine._fleet.servers[0].api
+    publish = api.publish
     monkeypatch.setattr(
-        engine._api, "publish", lambda *given: [own for own in publish(*given) if own.path != "/collective_rpc"]
+        api, "publish", lambda *given: [own for own in publish(*given) if own.path != "/collective_rpc"]
     )

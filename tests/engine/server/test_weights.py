@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from gspo.engine.server.weights import in_directory, in_memory
+from gspo.engine.server.weights import weight_files
 from gspo.errors import DivergedError
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
@@ -47,7 +47,7 @@ def test_names_and_tensors_are_those_of_a_saved_model(
 ) -> None:
     policy = new_policy(family, dtype, tie_word_embeddings=tied)
     expected = saved_tensors(policy, tmp_path / "saved")
-    with in_memory(policy) as memory, in_directory(policy, tmp_path / "files") as files:
+    with weight_files(policy) as memory, weight_files(policy, str(tmp_path / "files")) as files:
         for found in (read(memory), read(files)):
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -57,7 +57,7 @@ def test_names_and_tensors_are_those_of_a_saved_model(
 def test_a_layer_has_a_file_and_none_is_left(new_policy: NewPolicy, tmp_path: Path) -> None:
     policy = new_policy(num_hidden_layers=3, tie_word_embeddings=True)
     assert open_memories() == 0
-    with in_memory(policy) as memory, in_directory(policy, tmp_path) as files:
+    with weight_files(policy) as memory, weight_files(policy, str(tmp_path)) as files:
         assert len(memory) == len(files) == 5  # the embedding, the layers, the last norm
         assert open_memories() == len(list(tmp_path.rglob("*.safetensors"))) == 5
     assert open_memories() == 0 and list(tmp_path.iterdir()) == []
@@ -66,13 +66,13 @@ def test_a_layer_has_a_file_and_none_is_left(new_policy: NewPolicy, tmp_path: Pa
 
 def test_nothing_is_left_where_it_fails_in_between(new_policy: NewPolicy, tmp_path: Path) -> None:
     policy = new_policy()
-    with pytest.raises(ValueError, match="by the server"), in_memory(policy), in_directory(policy, tmp_path):
+    with pytest.raises(ValueError, match="by the server"), weight_files(policy), weight_files(policy, str(tmp_path)):
         raise ValueError("by the server")
     with torch.no_grad():
         list(policy.model.parameters())[-1].view(-1)[0] = torch.inf
-    with pytest.raises(DivergedError), in_memory(policy):
+    with pytest.raises(DivergedError), weight_files(policy):
         pass
-    with pytest.raises(DivergedError), in_directory(policy, tmp_path):
+    with pytest.raises(DivergedError), weight_files(policy, str(tmp_path)):
         pass
     assert open_memories() == 0 and list(tmp_path.iterdir()) == []
 
@@ -94,7 +94,7 @@ def test_the_trainers_memory_grows_by_no_more_than_a_layer(family: str, new_poli
     layers = [sum(tensor.nbytes for tensor in layer.values()) for layer in weights_by_layer(policy)]
     assert max(layers) > 20e6 and sum(layers) > 7 * max(layers)
     before = reset_peak()
-    with in_memory(policy) as paths:
+    with weight_files(policy) as paths:
         grown = peak() - before
     assert len(paths) == len(layers) and grown < max(layers) + 16e6
 

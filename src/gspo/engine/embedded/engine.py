@@ -43,13 +43,12 @@ class _Request:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Pause:
-    """A pause between two tokens: the decoding thread waits while another replaces the weights."""
+class _Update:
+    """New weights, which the decoding thread takes between two tokens."""
 
     version: int
-    begun: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-    is_given_up: bool = False  # before anything was replaced
+    replace: Callable[[], None]
+    done: Future[None] = field(default_factory=Future)
 
 
 class _Decoder:
@@ -57,16 +56,13 @@ class _Decoder:
 
     def __init__(self, policy: Policy, *, max_rows: int, at_publish: AtPublish, means: Means) -> None:
         self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
-        self.queue: SimpleQueue[list[_Request] | _Pause | None] = SimpleQueue()  # None: the end
+        self.queue: SimpleQueue[list[_Request] | _Update | None] = SimpleQueue()  # None: the end
         self.version = 0
-        self._device_index: int | None = None
-        if policy.device.type == "cuda":
-            self._device_index = torch.cuda.current_device() if policy.device.index is None else policy.device.index
         self._num_tokens = 0  # before the decoding under way
         self._decoding: Decoding | None = None
         self._futures: list[Future[Completion]] = []  # of the decoding under way
         self._requests: list[_Request] = []  # that wait
-        self._pauses: list[_Pause] = []  # that wait for the end of the completions under way
+        self._updates: list[_Update] = []  # that wait for the end of the completions under way
         self._look_about: Callable[[], object] = lambda: None  # before each token
         self._lock = threading.Lock()
 
@@ -93,8 +89,9 @@ class _Decoder:
     @contextmanager
     def _cancelling(self) -> Iterator[None]:
         """A context that gives up all requests where it is left by an error."""
-        if self._device_index is not None:
-            torch.cuda.set_device(self._device_index)  # a thread has its own
+        device = self._policy.head.weight.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread has its own
         try:
             yield
         except BaseException:
@@ -106,28 +103,32 @@ class _Decoder:
     def _complete_all(self) -> None:
         while self._requests:
             self._complete(self._next_requests())
-            for pause in self._pauses:
-                self._wait_out(pause)
-            self._pauses = []
+            for update in self._updates:
+                self._replace_weights(update)
+            self._updates = []
 
-    def _take(self, item: list[_Request] | _Pause | None) -> None:
+    def _take(self, item: list[_Request] | _Update | None) -> None:
         if item is None:
             raise _EndedError
         if isinstance(item, list):
             self._requests += [request for request in item if not all(future.done() for future in request.futures)]
         elif self._decoding is not None and self._at_publish == "wait":
-            self._pauses.append(item)
+            self._updates.append(item)
         else:
-            self._wait_out(item)
+            self._replace_weights(item)
 
-    def _wait_out(self, pause: _Pause) -> None:
-        pause.begun.set()
-        pause.ended.wait()
-        if pause.is_given_up:
+    def _replace_weights(self, update: _Update) -> None:
+        if not update.done.set_running_or_notify_cancel():
             return
-        self.version = pause.version
+        try:
+            update.replace()
+        except BaseException as error:
+            update.done.set_exception(error)
+            return
+        self.version = update.version
         if self._decoding is not None:
-            self._decoding.change_weights(pause.version, keep_cache=self._at_publish == "keep")
+            self._decoding.change_weights(update.version, keep_cache=self._at_publish == "keep")
+        update.done.set_result(None)
 
     def _take_in(self) -> None:
         while not self.queue.empty():
@@ -247,21 +248,19 @@ class EmbeddedEngine:
             self._replace_weights()
             self._decoder.version = version
         else:
-            pause = _Pause(version=version)
-            self._decoder.queue.put(pause)
+            update = _Update(version=version, replace=self._replace_weights)
+            self._decoder.queue.put(update)
             try:
-                self._wait_for(pause)
-                self._replace_weights()
-            finally:
-                pause.ended.set()
+                while not (update.done.running() or wait([update.done], LOOK_SECONDS).done):
+                    check_stop()
+            except BaseException:
+                if not update.done.cancel():  # it has begun
+                    wait([update.done])
+                raise
+            update.done.result()
         self._published = version
 
-    def _wait_for(self, pause: _Pause) -> None:
-        pause.is_given_up = True  # unless it has begun
-        while not pause.begun.wait(LOOK_SECONDS):
-            check_stop()
-        pause.is_given_up = False
-
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _replace_weights(self) -> None:
         if self._copy is None:

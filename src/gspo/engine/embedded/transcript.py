@@ -1,7 +1,8 @@
 """The transcript of a decoding: what was sampled so far, and the completions made of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -13,26 +14,6 @@ from gspo.types import Experts
 _STEPS_A_COPY = 256  # of the experts that are joined on the device: a copy of all might not fit there
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Block:
-    """The tokens of some steps on the CPU, by completion and, within one, in the order in which they were sampled.
-
-    Example, of two steps of the completions 0 and 3: _Block(owner=tensor([0, 0, 3, 3]), step=tensor([4, 5, 4, 5]), …)
-    """
-
-    owner: Int[Tensor, "N"]
-    step: Int[Tensor, "N"]
-    token: Int[Tensor, "N"]
-    logprob: Float[Tensor, "N"]
-    full_logprob: Float[Tensor, "N"] | None
-    experts: Integer[Tensor, "N L K"] | None
-
-    def of(self, number: int) -> slice:
-        """Return where a completion's own lie."""
-        start, end = torch.searchsorted(self.owner, torch.tensor([number, number + 1])).tolist()
-        return slice(start, end)
-
-
 class Transcript:
     """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose completion each is of.
 
@@ -40,12 +21,13 @@ class Transcript:
     """
 
     def __init__(self, version: int = 0) -> None:
-        self.num_steps = 0
         self.prefixes: dict[int, Tensor] = {}  # the experts of a prompt's tokens but the last, where they are recorded
-        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []  # since the last block
-        self._blocks: list[_Block] = []
-        self._versions = [version]  # of the weights
-        self._changes: list[int] = []  # before which of the steps the weights were others
+        self.num_steps = 0
+        self._version = self._next_version = version  # of the weights that draw the next token, and those after it
+        # Since they were moved last: index, token, logprob, full_logprob, experts and version of each step.
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, int]] = []
+        # By completion, in their order: tokens, versions, logprobs and, where there are any, full_logprobs and experts.
+        self._pieces: defaultdict[int, list[list[Tensor | None]]] = defaultdict(list)
 
     def add(
         self,
@@ -56,7 +38,8 @@ class Transcript:
         experts: Integer[Tensor, "R L K"] | None = None,
     ) -> None:
         """Add a token to each of the completions `index`, and the experts that the token before it was sent to."""
-        self._steps.append((index, token, logprob, full_logprob, experts))
+        self._steps.append((index, token, logprob, full_logprob, experts, self._version))
+        self._version = self._next_version
         self.num_steps += 1
 
     def newest(self, count: int) -> Int[Tensor, "R n"]:
@@ -66,15 +49,13 @@ class Transcript:
     def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
         """Return all tokens of these completions so far."""
         self._settle()
-        return [
-            [token for block in self._blocks for token in block.token[block.of(number)].tolist()]
-            for number in index.tolist()
-        ]
+        return [self._joined(number)[0].tolist() if number in self._pieces else [] for number in index.tolist()]
 
     def change_weights(self, version: int, *, is_next_drawn: bool) -> None:
         """Note that what is added from now on, or after the next tokens, was drawn with the weights of this version."""
-        self._versions.append(version)
-        self._changes.append(self.num_steps + is_next_drawn)
+        self._next_version = version
+        if not is_next_drawn:
+            self._version = version
 
     def completions(self, numbers: Sequence[int], stop_ids: Sequence[int], ends: Mapping[int, int]) -> list[Completion]:
         """The completions of these numbers, in their order.
@@ -87,51 +68,49 @@ class Transcript:
         return [self._completion(number, stops, ends.get(number)) for number in numbers]
 
     def _completion(self, number: int, stops: Int[Tensor, "S"], end: int | None) -> Completion:
-        places = [(block, block.of(number)) for block in self._blocks]
-
-        def own(name: str, length: int | None = None) -> Tensor:
-            pieces = [getattr(block, name)[place] for block, place in places if place.stop > place.start]
-            return torch.cat(pieces)[:length]
-
-        tokens = own("token", end)
-        stopping = torch.isin(tokens, stops).nonzero()
-        length = int(stopping[0]) + 1 if len(stopping) else len(tokens)
-        newest = self._blocks[-1]
-        drawn_by = torch.bucketize(own("step", length), torch.tensor(self._changes, dtype=torch.long), right=True)
-        counts = drawn_by.bincount(minlength=len(self._versions)).tolist()
-        experts = None
-        if self.prefixes:
-            experts = Experts(prefix=self.prefixes[number], row=own("experts", length).clone())
+        tokens, versions, logprobs, full_logprobs, experts = self._joined(number)
+        stopping = torch.isin(tokens[:end], stops).nonzero()
+        length = int(stopping[0]) + 1 if len(stopping) else len(tokens[:end])
+        found, counts = versions[:length].unique_consecutive(return_counts=True)
+        own_experts = None
+        if experts is not None:
+            own_experts = Experts(prefix=self.prefixes[number], row=experts[:length].clone())
         return Completion(
             token_ids=tokens[:length],
-            logprobs=own("logprob", length),
-            full_logprobs=None if newest.full_logprob is None else own("full_logprob", length),
-            versions=tuple((version, n) for version, n in zip(self._versions, counts, strict=True) if n),
+            logprobs=logprobs[:length],
+            full_logprobs=None if full_logprobs is None else full_logprobs[:length],
+            versions=tuple(zip(found.tolist(), counts.tolist(), strict=True)),
             finish_reason="stop" if len(stopping) or end is not None else "length",
-            experts=experts,
+            experts=own_experts,
         )
+
+    def _joined(self, number: int) -> list[Any]:
+        """All that is known of a completion, column by column; None for a column that is not there."""
+        columns = zip(*self._pieces[number], strict=True)
+        return [None if column[0] is None else torch.cat(column) for column in columns]
 
     def _settle(self) -> None:
-        """Make a block of the steps since the last."""
+        """Sort the steps since the last time by completion."""
         if not self._steps:
             return
-        *columns, full, recorded = zip(*self._steps, strict=True)
-        owner, token, logprob = (torch.cat(column).cpu() for column in columns)
-        order = owner.argsort(stable=True)
-        first = self.num_steps - len(self._steps)
-        sizes = torch.tensor([len(column) for column in columns[0]])
-        block = _Block(
-            owner=owner[order],
-            step=torch.arange(first, self.num_steps).repeat_interleave(sizes)[order],
-            token=token[order],
-            logprob=logprob[order],
-            full_logprob=None if full[0] is None else torch.cat(full).cpu()[order],
-            experts=torch.cat([*_on_cpu(recorded)])[order] if self.prefixes else None,
-        )
-        self._blocks.append(block)
+        index, token, logprob, full, experts, versions = zip(*self._steps, strict=True)
         self._steps = []
-
-
-def _on_cpu(recorded: Sequence[Tensor]) -> Iterator[Tensor]:
-    for start in range(0, len(recorded), _STEPS_A_COPY):
-        yield torch.cat([*recorded[start : start + _STEPS_A_COPY]]).cpu()
+        sizes = torch.tensor([len(own) for own in index])
+        owner = torch.cat(index).cpu()
+        order = owner.argsort(stable=True)
+        numbers, counts = owner[order].unique_consecutive(return_counts=True)
+        columns = [
+            torch.cat(token).cpu(),
+            torch.tensor(versions).repeat_interleave(sizes),
+            torch.cat(logprob).cpu(),
+            None if full[0] is None else torch.cat(full).cpu(),
+            None,
+        ]
+        if self.prefixes:
+            parts = [experts[start : start + _STEPS_A_COPY] for start in range(0, len(experts), _STEPS_A_COPY)]
+            columns[-1] = torch.cat([torch.cat(part).cpu() for part in parts])
+        split = [
+            [None] * len(numbers) if column is None else column[order].split(counts.tolist()) for column in columns
+        ]
+        for number, *pieces in zip(numbers.tolist(), *split, strict=True):
+            self._pieces[number].append(pieces)

@@ -1,9 +1,9 @@
-"""The requests to a server, in the server's own words: a protocol that vLLM and SGLang have."""
+"""The requests to a server and its answers, whichever server it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,31 @@ from gspo.types import Experts
 _CLAMPED = -9999.0  # servers send it, or less, in place of a log-likelihood that is NaN or -inf
 
 
+class NoAnswerError(Exception):
+    """The server has not answered, or not with an answer: asking again may help; the text says what came instead."""
+
+
+class RefusedError(Exception):
+    """The server refuses the request: asking again would not help; the text is what the server says."""
+
+
 class BadAnswerError(Exception):
     """The server's answer is not what it was asked for; the text says how."""
+
+
+@contextmanager
+def bad_answers() -> Iterator[None]:
+    """A context that makes BadAnswerError of what goes wrong while an answer is read."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
+
+
+def require(needed: Mapping[str, object]) -> None:
+    """Raise ValueError with the names of what is not true of a server."""
+    if missing := [name for name, is_so in needed.items() if not is_so]:
+        raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,36 +129,3 @@ def completion_of(
         finish_reason="stop" if reason == "stop" else "length",
         experts=None if found is None else Experts(prefix=found[:first], row=found[first:]),
     )
-
-
-@runtime_checkable
-class ServerApi(Protocol):
-    """A kind of server."""
-
-    name: str
-    about_path: str  # where a GET says what `check` reads
-    label_path: str  # where it says the label of the weights, as `weight_version`
-
-    def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
-        """Return what starts a server for a model's configuration, whatever its weights, on a device of that kind."""
-        ...
-
-    def environment(self, key: str) -> Mapping[str, str]:
-        """Return what the server's process gets besides the trainer's environment."""
-        ...
-
-    def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
-        """The server's version and dtype; ValueError with the reason where it would compute something else."""
-        ...
-
-    def publish(self, paths: Sequence[str], label: str) -> list[Request]:
-        """Replace the weights by those of the files, and forget what was computed with others."""
-        ...
-
-    def sample(self, request: SampleRequest) -> Request:
-        """Ask for completions of a prompt."""
-        ...
-
-    def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
-        """The completions, in their order; BadAnswerError where the answer is not that."""
-        ...

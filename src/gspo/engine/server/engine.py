@@ -3,7 +3,7 @@
 import asyncio
 import math
 import resource
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
+from gspo import loop
 from gspo.engine.engine import Completion, LostError, Prompt, Sampling, in_groups
-from gspo.engine.server.api import BadAnswerError, SampleRequest, ServerApi
+from gspo.engine.server.api import BadAnswerError, NoAnswerError, RefusedError, SampleRequest
 from gspo.engine.server.fleet import Fleet
-from gspo.engine.server.requests import NoAnswerError, RefusedError
 from gspo.engine.server.server import Server
 from gspo.errors import RunError
 
-_MOST_REQUESTS = 256  # of one call to a server at once, each with a socket
-_MOST_FILES = 65_536  # open at once, where the system allows it: a process has 1,024 by default
+_MOST_FILES = 65_536  # sockets at once, where the system allows it: a process has 1,024 files by default
 
 
 class ServerEngine:
@@ -28,7 +27,6 @@ class ServerEngine:
 
     def __init__(
         self,
-        api: ServerApi,
         fleet: Fleet,
         *,
         request_seconds: float,
@@ -44,8 +42,9 @@ class ServerEngine:
         self._threads_before = torch.get_num_threads()
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self._api, self._fleet, self._request_seconds, self._experts = api, fleet, request_seconds, experts
+        self._fleet, self._request_seconds, self._experts = fleet, request_seconds, experts
         self.num_tokens = 0  # sampled so far
+        self._under_way: set[Future[None]] = set()
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
         """Ask for all at the same time, as Engine has it: a group in one request, shared out to servers.
@@ -54,30 +53,24 @@ class ServerEngine:
         """
         assert self._fleet.version >= 0
         futures = [Future[Completion]() for _ in prompts]
-        turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MOST_REQUESTS))  # by server
         servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
         for place, group in enumerate(in_groups(prompts)):
             own, server = [futures[number] for number in group], servers[place % len(servers)]
-            part = [prompts[number] for number in group]
-            asked = self._fleet.connection.start(self._answer(server, turns[server.name], part, sampling, own))
+            asked = loop.start(self._answer(server, [prompts[number] for number in group], sampling, own))
+            self._under_way.add(asked)
+            asked.add_done_callback(self._under_way.discard)
             _cancel_with(own, asked)
         return futures
 
     async def _answer(
-        self,
-        server: Server,
-        turns: asyncio.Semaphore,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        futures: Sequence[Future[Completion]],
+        self, server: Server, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]
     ) -> None:
-        error: Exception
-        num_recoveries = server.num_recoveries
+        num_recoveries, completions = server.num_recoveries, list[Completion]()
+        error: Exception | None = None
         try:
-            async with turns:
-                if server.problem:  # it has failed while this waited
-                    raise LostError(server.problem)
-                completions = await self._ask(server, prompts, sampling)
+            completions = await self._ask(server, prompts, sampling)
+            self._fleet.num_failures = 0
+            self.num_tokens += sum(len(completion.token_ids) for completion in completions)
         except asyncio.CancelledError:
             for future in futures:
                 future.cancel()
@@ -90,40 +83,28 @@ class ServerEngine:
                 server.problem = server.problem or str(error)
         except Exception as other:
             error = other
-        else:
-            self._fleet.num_failures = 0
-            self.num_tokens += sum(len(completion.token_ids) for completion in completions)
-            for future, completion in zip(futures, completions, strict=True):
-                with suppress(InvalidStateError):  # it is given up
-                    future.set_result(completion)
-            return
-        for future in futures:
-            with suppress(InvalidStateError):
-                future.set_exception(error)
+        for number, future in enumerate(futures):
+            with suppress(InvalidStateError):  # it is given up
+                if error is None:
+                    future.set_result(completions[number])
+                else:
+                    future.set_exception(error)
 
     async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
-        fleet, client = self._fleet, self._fleet.connection.client
-        since = fleet.proven_version
+        fleet, since = self._fleet, self._fleet.proven_version
         experts = self._experts if sampling.record_experts else None
         request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)
-        work = server.ask(client, self._api.sample(request), seconds=self._request_seconds)
-        answer = await server.unless_it_hangs(client, work)
+        work = server.ask(server.api.sample(request), seconds=self._request_seconds)
+        answer = await server.unless_it_hangs(work)
         # Other weights may have been published meanwhile.
-        return self._api.read(answer, replace(request, versions=fleet.versions(since)))
+        return server.api.read(answer, replace(request, versions=fleet.versions(since)))
 
     def publish(self, version: int) -> None:
         """Hand the weights to the servers, and prove that each has them; RunError where one has not.
 
         A version that they have is handed to those alone that have failed.
         """
-        try:
-            if version != self._fleet.version:
-                self._fleet.publish(version)
-            else:
-                self._fleet.look_after()
-        except RunError:
-            self._fleet.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
-            raise
+        self._fleet.publish(version)
 
     def take_metrics(self) -> Mapping[str, float]:
         """Return what publishing took since the last call, what has failed, and the gap of the last proof, if any."""
@@ -141,10 +122,13 @@ class ServerEngine:
 
     def describe(self) -> Mapping[str, str]:
         """The server's version and dtype."""
-        return {"engine": self._api.name, **self._fleet.servers[0].about}
+        server = self._fleet.servers[0]
+        return {"engine": server.api.name, **server.about}
 
     def close(self) -> None:
         """End the servers that this run has started."""
+        for asked in [*self._under_way]:
+            asked.cancel()
         self._fleet.close()
         torch.set_num_threads(self._threads_before)
 

@@ -9,23 +9,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gspo import loop
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import BadAnswerError, Request, ServerApi
+from gspo.engine.server.api import BadAnswerError, NoAnswerError, RefusedError, Request
+from gspo.engine.server.hosts import Host
 from gspo.engine.server.probe import Gap, Probe
-from gspo.engine.server.process import Host
-from gspo.engine.server.requests import Address, Connection, NoAnswerError, RefusedError
-from gspo.engine.server.server import HEALTH, Server, start_server
-from gspo.engine.server.vllm_sender import BACKENDS
+from gspo.engine.server.server import HEALTH, Server, ServerApi, new_client, start_server
+from gspo.engine.server.vllm import GPU_TRANSFERS
 from gspo.engine.server.vllm_transfer import Transfer
 from gspo.engine.server.weights import HandOver, by_files
 from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 
-T = TypeVar("T")
 KEY_VARIABLE = "GSPO_ENGINE_KEY"
 _MOST_FAILURES = 3  # attempts in a row without a new response
 _END_SECONDS = 2.0  # until a server that is lost has ended
@@ -35,7 +33,7 @@ _FOUND_SECONDS = 30.0  # in which a server that runs already must answer
 
 
 class Fleet:
-    """The servers of a run, one or several, all with the same weights; `label` names these."""
+    """The servers of a run, one or several, all with the same weights."""
 
     def __init__(
         self,
@@ -53,7 +51,11 @@ class Fleet:
         """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
         self._api, self._hosts, self._probe, self._settings = api, hosts, probe, settings
         self._dtype, self._max_length = dtype, max_length
-        self._weights = _way_of_weights(api, policy, settings)
+        # Makes the weights, scrambled ones if wanted, ready to be handed over.
+        self._weights: Callable[..., AbstractContextManager[HandOver]]
+        self._weights = partial(by_files, policy, settings.weights_dir)
+        if settings.weights in GPU_TRANSFERS:
+            self._weights = Transfer(policy, settings.weights).ready
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         model = (directory / f"{api.name}_model").absolute()
@@ -68,7 +70,7 @@ class Fleet:
         self.publish_seconds = 0.0
         self.gap: Gap | None = None  # of the last proof
         self.servers: list[Server] = []
-        self.connection = Connection()
+        self.client = new_client()
         try:
             say(f"{'starting' if hosts else 'looking for'} {api.name}")
             if hosts:
@@ -76,7 +78,7 @@ class Fleet:
                 policy.model.config.save_pretrained(model)
                 policy.tokenizer.save_pretrained(model)
             for url in settings.urls:
-                self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, key)))
+                self.servers.append(Server(name=f"server at {url}", api=api, client=self.client, url=url, key=key))
             for number in range(len(hosts)):
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
@@ -88,56 +90,50 @@ class Fleet:
             fix = f"use a server of the policy's model, and a version of {api.name} that docs/engines.md names"
             raise UserError(str(error), where=f"rollout.{api.name}", fix=fix) from None  # nothing has been done yet
 
-    @property
-    def label(self) -> str:
-        """The name of the weights that the servers must have."""
-        return self.label_of(self.version)
-
     def versions(self, since: int) -> dict[str, int]:
         """The labels of the versions from one on that can be at work: up to the one that is published last."""
-        return {self.label_of(version): version for version in range(since, self.version + 1)}
+        return {self._label_of(version): version for version in range(since, self.version + 1)}
 
-    def label_of(self, version: int) -> str:
+    def _label_of(self, version: int) -> str:
         """The name of the weights of a version."""
         return f"{self._run_name}-{version}"
 
     def publish(self, version: int) -> None:
-        """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
-        self.version = version
+        """Hand the policy's present weights to all servers, and prove each; RunError where one has others.
+
+        A version that they have is handed to those alone that have failed: while the policy is trained nobody could.
+        """
+        is_new, self.version = version != self.version, version
         try:
-            self._publish_or_recover()
+            try:
+                self._recover()
+                if is_new:
+                    self._publish(self.servers)
+            except RunError:
+                if not is_new or not any(server.process is not None and server.problem for server in self.servers):
+                    raise
+                self.num_failures = max(self.num_failures, 1)
+                self._recover()
+                self._publish(self.servers)
         except BaseException:  # a stop, too
             self.version = self.proven_version = -1
+            self.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
             raise
         self.proven_version = version
 
-    def look_after(self) -> None:
-        """Recover the servers that have failed, if any has: while the policy is trained nobody could."""
-        if problem := next((server.problem for server in self.servers if server.problem), ""):
-            self._recover(problem)
-
-    def _publish_or_recover(self) -> None:
-        try:
-            self.look_after()
-            self._publish(self.servers)
-        except RunError as error:
-            own = [server for server in self.servers if server.process is not None and server.problem]
-            if not own:
-                raise
-            self.num_failures = max(self.num_failures, 1)
-            self._recover(str(error))
-            self._publish(self.servers)
-
-    def _recover(self, problem: str) -> None:
+    def _recover(self) -> None:
         """See that servers with a problem have the present weights again; RunError where that cannot be.
 
         Of this run's own servers those that have ended, or do not answer, are started anew; after a second failure
         without a new completion all that have a problem are.
         """
-        self.num_failures += 1
         failed = [server for server in self.servers if server.problem]
+        if not failed:
+            return
+        self.num_failures += 1
         if self.num_failures >= _MOST_FAILURES:
-            raise RunError(f"no response in {self.num_failures} attempts: {problem}{failed[0].log_end()}")
+            problem = f"{failed[0].problem}{failed[0].log_end()}"
+            raise RunError(f"no response in {self.num_failures} attempts: {problem}")
         self.counts["retries"] += 1
         for place, server in enumerate(self.servers):
             process = server.process if server.problem else None
@@ -157,7 +153,7 @@ class Fleet:
         if server.process is None or server.process.has_ended(_END_SECONDS):
             return False
         try:
-            loop.run(server.ask(self.connection.client, HEALTH))
+            loop.run(server.ask(HEALTH))
             return True
         except (NoAnswerError, RefusedError):
             return False
@@ -166,10 +162,10 @@ class Fleet:
         """End the servers that this run has started."""
         for server in self.servers:
             server.end()
-        self.connection.close()
+        loop.start(self.client.aclose()).result()
 
     def _start(self, number: int) -> Server:
-        return start_server(self._api, self._hosts[number], number=number, **self._options)
+        return start_server(self._api, self.client, self._hosts[number], number=number, **self._options)
 
     def _make_ready(self, servers: Sequence[Server], *, seconds: float | None = None) -> None:
         """Wait until they answer, and see that replacing their weights changes what they compute.
@@ -177,13 +173,8 @@ class Fleet:
         The weights that they get first are no policy's. Without that, a server that keeps what it has would pass for
         one that takes what it gets for as long as the policy has changed little.
         """
-
-        client, longest, limit = self.connection.client, self._max_length, seconds or self._settings.start_seconds
-
-        async def wait() -> None:
-            await asyncio.gather(*(own.wait_until_ready(client, limit, max_length=longest) for own in servers))
-
-        loop.run(wait())
+        longest, limit = self._max_length, seconds or self._settings.start_seconds
+        loop.run(loop.all_of([own.wait_until_ready(limit, max_length=longest) for own in servers]))
         for server in servers:
             if (dtype := server.about["engine dtype"]) != self._dtype:
                 what = f"it computes in {dtype}, and gspo expects {self._dtype}"
@@ -201,22 +192,19 @@ class Fleet:
         async def label_of(server: Server) -> str:
             try:
                 request = Request(path=self._api.label_path, seconds=_PROBE_SECONDS)  # it may be busy
-                return str((await server.ask(self.connection.client, request))["weight_version"])
+                return str((await server.ask(request))["weight_version"])
             except (NoAnswerError, RefusedError, KeyError, TypeError):
                 return ""
 
-        async def all_labels() -> list[str]:
-            return await asyncio.gather(*map(label_of, given))
-
         given = [server for server in self.servers if server.process is None and server.label]
-        labels = loop.run(all_labels())
+        labels = loop.run(loop.all_of(map(label_of, given)))
         if others := [server for server, label in zip(given, labels, strict=True) if label != server.label]:
             self._make_ready(others)
 
     def _publish(self, servers: Sequence[Server]) -> None:
-        started = time.monotonic()
+        started, label = time.monotonic(), self._label_of(self.version)
         self._see_who_was_restarted()
-        for server, gap in zip(servers, self._hand_over(servers, label=self.label), strict=True):
+        for server, gap in zip(servers, self._hand_over(servers, label=label), strict=True):
             self.gap = gap
             problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
             others = server.gap_of_other_weights
@@ -225,17 +213,17 @@ class Fleet:
             if problem:
                 fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
                 raise RunError(f"{server.name} {problem}\n  fix: {fix}")
-            server.has_had_policy, server.label = True, self.label
+            server.has_had_policy, server.label = True, label
         self.publish_seconds += time.monotonic() - started
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
         """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
-        client, asked = self.connection.client, self._probe.requests(label, seed=secrets.randbelow(2**32))
+        asked = self._probe.requests(label, seed=secrets.randbelow(2**32))
 
         async def prove(server: Server, hand_over: HandOver) -> list[Completion]:
             try:
-                await hand_over(client, server, label)
-                samples = (server.ask(client, self._api.sample(own), seconds=_PROBE_SECONDS) for own in asked)
+                await hand_over(server, label)
+                samples = (server.ask(self._api.sample(own), seconds=_PROBE_SECONDS) for own in asked)
                 answers = await asyncio.gather(*samples)
                 return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
             except (NoAnswerError, RefusedError, BadAnswerError) as error:
@@ -243,18 +231,6 @@ class Fleet:
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 
-        async def prove_all(hand_over: HandOver) -> list[list[Completion]]:
-            return await asyncio.gather(*(prove(server, hand_over) for server in servers))
-
         with self._weights(scrambled=scrambled) as hand_over:
-            return [self._probe.gap(completions) for completions in loop.run(prove_all(hand_over))]
-
-
-def _way_of_weights(
-    api: ServerApi, policy: Policy, settings: ServerConfig
-) -> Callable[..., AbstractContextManager[HandOver]]:
-    """Return what makes weights, scrambled ones if wanted, ready to be handed to servers, by `rollout.*.weights`."""
-    if settings.weights in BACKENDS:
-        return Transfer(policy, settings.weights).ready
-    directory = Path(settings.weights_dir) if settings.weights_dir is not None else None
-    return partial(by_files, api, policy, directory)
+            proofs = loop.run(loop.all_of([prove(server, hand_over) for server in servers]))
+            return [self._probe.gap(completions) for completions in proofs]

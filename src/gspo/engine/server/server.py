@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gspo.engine.server.api import Request, ServerApi
-from gspo.engine.server.process import Host, Process
-from gspo.engine.server.requests import Address, NoAnswerError, RefusedError
+from gspo.engine.server.api import NoAnswerError, RefusedError, Request
+from gspo.engine.server.hosts import Host, Process
+from gspo.engine.server.sglang import SglangApi
+from gspo.engine.server.vllm import VllmApi
 from gspo.errors import UserError
 
 T = TypeVar("T")
+ServerApi = VllmApi | SglangApi
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS, _MOST_LOOKS = 5.0, 3  # at the health of a server that is busy
 _ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
+_KEEP_SECONDS = 1.0  # a connection without requests: less than a server keeps it
+_MOST_TEXT = 600  # characters of an answer in a message
 
 _HOW = "docs/engines.md says how one is started, and with which GSPO_ENGINE_KEY"
 HEALTH = Request(path="/health")
@@ -27,12 +31,14 @@ HEALTH = Request(path="/health")
 class Server:
     """A server, known under a name.
 
-    Example: Server(name="server at http://node7:8000", api=api, address=Address("http://node7:8000", key=key))
+    Example: Server(name="server at http://node7:8000", api=api, client=new_client(), url="http://node7:8000", key=key)
     """
 
     name: str
     api: ServerApi
-    address: Address
+    client: httpx.AsyncClient  # of all servers
+    url: str
+    key: str  # that it wants; empty: none
     process: Process | None = None  # None: somebody else's
     problem: str = ""  # why it must be looked after before it is asked again
     about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
@@ -43,18 +49,35 @@ class Server:
     _num_users: int = 0  # that wait for completions
     _watch: asyncio.Task[None] | None = None
 
-    async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float | None = None) -> Any:
-        """The answer to a request; by itself the limit is that of a server that is not busy."""
-        limit = request.seconds or seconds or _ANSWER_SECONDS
-        return await self.address.ask(client, request.path, request.body, seconds=limit)
+    async def ask(self, request: Request, *, seconds: float | None = None) -> Any:
+        """The JSON that answers a request; None for an empty answer.
 
-    async def wait_until_ready(self, client: httpx.AsyncClient, seconds: float, *, max_length: int) -> None:
+        By itself the limit is that of a server that is not busy.
+        """
+        seconds, path = request.seconds or seconds or _ANSWER_SECONDS, request.path
+        method, url = "GET" if request.body is None else "POST", self.url.rstrip("/") + path
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limit = httpx.Timeout(seconds, connect=min(10.0, seconds), pool=None)
+        try:
+            answer = await self.client.request(method, url, json=request.body, headers=headers, timeout=limit)
+            if answer.status_code >= 400:
+                error = RefusedError if answer.status_code < 500 else NoAnswerError
+                raise error(f"{path}: status {answer.status_code}: {answer.text[:_MOST_TEXT]}")
+            return answer.json() if answer.content else None
+        except httpx.TimeoutException:
+            raise NoAnswerError(f"{path}: no answer within {seconds:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NoAnswerError(f"{path}: {type(error).__name__}: {error}") from None
+        except ValueError:
+            raise NoAnswerError(f"{path}: the answer is no JSON: {answer.text[:80]!r}") from None
+
+    async def wait_until_ready(self, seconds: float, *, max_length: int) -> None:
         """Wait until it answers; UserError where it ends, is not ready in time, or would compute something else."""
         started = time.monotonic()
         while True:
             try:
-                await self.ask(client, HEALTH)
-                about = await self.ask(client, Request(path=self.api.about_path))
+                await self.ask(HEALTH)
+                about = await self.ask(Request(path=self.api.about_path))
                 break
             except RefusedError as error:
                 raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=_HOW) from None
@@ -73,10 +96,10 @@ class Server:
             what = f"it is no {self.api.name} that gspo can use: {error}"
             raise UserError(what, where=self.name, fix=_HOW) from None
 
-    async def unless_it_hangs(self, client: httpx.AsyncClient, work: Coroutine[Any, Any, T]) -> T:
+    async def unless_it_hangs(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work that may take any time; NoAnswerError once the server does not answer of its health."""
         self._num_users += 1
-        self._watch = watch = self._watch or asyncio.create_task(self._until_it_hangs(client))
+        self._watch = watch = self._watch or asyncio.create_task(self._until_it_hangs())
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -91,13 +114,13 @@ class Server:
             if self._watch is watch and (not self._num_users or watch.done()):
                 self._watch = None
 
-    async def _until_it_hangs(self, client: httpx.AsyncClient) -> None:
+    async def _until_it_hangs(self) -> None:
         """Return once it has not answered several looks at its health in a row."""
         num_failures = 0
         while num_failures < _MOST_LOOKS:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
-                await self.ask(client, HEALTH)
+                await self.ask(HEALTH)
                 num_failures = 0
             except (NoAnswerError, RefusedError):
                 num_failures += 1
@@ -114,9 +137,17 @@ class Server:
         return f"\n  {self.process.log}:\n    {self.process.said()}"
 
 
-def start_server(api: ServerApi, host: Host, *, number: int, directory: Path, key: str, **options: Any) -> Server:
+def new_client() -> httpx.AsyncClient:
+    """A client for as many requests at once as there are; no proxy stands between a trainer and its engine."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_SECONDS)
+    return httpx.AsyncClient(limits=limits, trust_env=False)
+
+
+def start_server(
+    api: ServerApi, client: httpx.AsyncClient, host: Host, *, number: int, directory: Path, key: str, **options: Any
+) -> Server:
     """Start a server in a process of its own, on a free port; it is not ready yet. Options are those of api.command."""
     port, log = host.free_port(), (directory / f"{api.name}_{number}.log").absolute()
     process = host.start(api.command(address=host.address, port=port, **options), api.environment(key), log)
-    address = Address(f"http://{host.address}:{port}", key)
-    return Server(name=f"{api.name} server {number}", api=api, address=address, process=process)
+    url = f"http://{host.address}:{port}"
+    return Server(name=f"{api.name} server {number}", api=api, client=client, url=url, key=key, process=process)

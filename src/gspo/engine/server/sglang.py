@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import BadAnswerError, Request, SampleRequest, completion_of
+from gspo.engine.server.api import Request, SampleRequest, bad_answers, completion_of, require
 from gspo.recipe.sections import AtPublish, ServerConfig
 
 # SGLang takes its key from the command line alone, which everybody on the machine can read: it is added from within.
@@ -88,13 +88,10 @@ class SglangApi:
     def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
         """The completions in their order; BadAnswerError where they are not what was asked for."""
         answers = [answer] if isinstance(answer, dict) else answer  # one alone is no list
-        try:
-            completions = [self._completion(each, request) for each in answers]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
-        if len(completions) != len(request.prompts):
-            raise BadAnswerError(f"{len(completions)} completions where {len(request.prompts)} were asked for")
-        return completions
+        with bad_answers():
+            if len(answers) != len(request.prompts):
+                raise ValueError(f"{len(answers)} completions where {len(request.prompts)} were asked for")
+            return [self._completion(each, request) for each in answers]
 
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
@@ -110,8 +107,7 @@ class SglangApi:
             }
         except (KeyError, TypeError) as error:
             raise ValueError(f"its /server_info is not that of SGLang 0.5.23: {error!r}") from None
-        if missing := [name for name, is_so in needed.items() if not is_so]:
-            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
+        require(needed)
         return {"engine version": version, "engine dtype": dtype}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:

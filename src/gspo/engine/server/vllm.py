@@ -12,7 +12,7 @@ from typing import Any
 from numpy.lib.format import read_array
 
 from gspo.engine.engine import Completion
-from gspo.engine.server.api import BadAnswerError, Request, SampleRequest, completion_of
+from gspo.engine.server.api import Request, SampleRequest, bad_answers, completion_of, require
 from gspo.engine.server.probe import NUM_RESPONSES
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.sections import AtPublish, ServerConfig
@@ -23,6 +23,7 @@ _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size":
 # vLLM's own choice there is a worker process that spins on a core for a second after each call, beside the trainer.
 _ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
+GPU_TRANSFERS = ("ipc", "nccl")  # the ways of weights that are vLLM's own
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
 REFUSED_OPTIONS = {
     **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware", "config"), _OURS),
@@ -54,7 +55,7 @@ class VllmApi:
     ) -> None:
         self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
         self._min_rows = group_size  # of one request
-        self._is_transferred = settings.weights in ("ipc", "nccl")
+        self._is_transferred = settings.weights in GPU_TRANSFERS
         # vLLM 0.32 forgets at the pause what requests have computed, unless it is told not to.
         how = {"wait": "wait", "keep": "keep&clear_cache=false"}.get(at_publish, "keep")
         seconds = settings.request_seconds if at_publish == "wait" else None
@@ -134,15 +135,13 @@ class VllmApi:
 
     def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
         """The completions in their order; BadAnswerError where they are not what was asked for."""
-        try:
+        with bad_answers():
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            completions = [_completion(choice, request) for choice in choices]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
-        if [choice["index"] for choice in choices] != list(range(len(request.prompts))):
-            what = f"{len(completions)} completions where {len(request.prompts)} were asked for"
-            raise BadAnswerError(f"{what}, by index {[choice['index'] for choice in choices]}")
-        return completions
+            numbers = [choice["index"] for choice in choices]
+            if numbers != list(range(len(request.prompts))):
+                what = f"{len(choices)} completions where {len(request.prompts)} were asked for"
+                raise ValueError(f"{what}, by index {numbers}")
+            return [_completion(choice, request) for choice in choices]
 
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
@@ -161,8 +160,7 @@ class VllmApi:
             f"--weight-transfer-config with backend {self._settings.weights}": not self._is_transferred
             or (config["weight_transfer_config"] or {}).get("backend") == self._settings.weights,
         }
-        if missing := [name for name, is_so in needed.items() if not is_so]:
-            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
+        require(needed)
         version = about["system_env"].get("vllm_version", "of an unknown version")
         return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
 

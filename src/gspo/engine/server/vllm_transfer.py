@@ -1,26 +1,104 @@
-"""Weights handed from GPU to GPU by vLLM's own transfer: CUDA IPC within a GPU, NCCL from the trainer's to others."""
+"""Weights handed from GPU to GPU by vLLM's own transfer: CUDA IPC within a GPU, NCCL from the trainer's to others.
+
+vLLM's sender (0.32) runs in the trainer, and vLLM is imported there for this alone.
+"""
 
 import asyncio
 import base64
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import torch
+from torch import Tensor
 
-from gspo.engine.server.api import Request
-from gspo.engine.server.requests import NoAnswerError, RefusedError
+from gspo.engine.server.api import NoAnswerError, RefusedError, Request
+from gspo.engine.server.hosts import free_port
 from gspo.engine.server.server import Server
 from gspo.engine.server.vllm import VllmApi
-from gspo.engine.server.vllm_sender import Source, connect
 from gspo.engine.server.weights import PUBLISH_SECONDS, HandOver
 from gspo.errors import RunError
 from gspo.loop import in_thread
 from gspo.model.policy import Policy
+from gspo.model.weights import weights_by_layer
+
+_CHUNK = 2**28  # bytes that travel at once; a larger tensor travels alone
+
+
+class Source:
+    """The policy's weights as vLLM's sender reads them: what there will be, and then the tensors."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._scrambled = policy, False
+        self._turn, self._is_open = threading.Lock(), False
+        self._metas: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+        self.largest = 0  # bytes of a tensor
+
+    def look(self, *, scrambled: bool) -> None:
+        """Go through the weights once: those that are not finite are refused before a server waits for them.
+
+        It waits, too, for what this thread has yet to compute of them; the sender reads them on a stream of its own.
+        """
+        self._scrambled, self._metas, self._is_open = scrambled, [], True
+        for layer in weights_by_layer(self._policy):
+            self._metas += [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in layer.items()]
+            self.largest = max(self.largest, *(tensor.nbytes for tensor in layer.values()))
+
+    def metadata(self) -> list[Any]:
+        """Name, dtype and shape of each tensor, in the order of iteration."""
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        return [ParamMeta(*meta) for meta in self._metas]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        layers = weights_by_layer(self._policy, scrambled=self._scrambled)
+        while True:
+            with self._turn:
+                if not self._is_open:
+                    raise RunError("the hand-over of the weights has been given up")
+                layer = next(layers, None)
+            if layer is None:
+                return
+            yield from layer.items()
+
+    def close(self) -> None:
+        """Have no thread gather weights from now on from other ranks: this one has other things to tell them."""
+        with self._turn:
+            self._is_open = False
+
+
+def connect(backend: str, source: Source, client: Any, *, url: str, num_workers: int) -> Any:
+    """A sender to the workers of the server at a URL; `client` makes its requests there."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    size = max(_CHUNK, source.largest)
+    if backend == "ipc":
+        info = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)
+    else:
+        info = NCCLTrainerInitInfo(
+            rank=0,
+            master_address=_own_address(url),
+            master_port=free_port(),
+            world_size=1 + num_workers,
+            packed_buffer_size_bytes=size,
+            packed_num_buffers=1,  # all is computed, packed and sent on one stream: nothing overtakes
+        )
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def _own_address(url: str) -> str:
+    """The address of this machine, as the server at that URL sees it."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as connection:
+        address: str = connection.getsockname()[0]
+    return address
 
 
 class Client:
@@ -63,12 +141,12 @@ class Transfer:
         finally:
             self._source.close()
 
-    async def _hand_over(self, http: httpx.AsyncClient, server: Server, label: str) -> None:
-        loop, done, url, api = asyncio.get_running_loop(), Future[None](), server.address.url, server.api
+    async def _hand_over(self, server: Server, label: str) -> None:
+        loop, done, url, api = asyncio.get_running_loop(), Future[None](), server.url, server.api
         assert isinstance(api, VllmApi)  # no other takes them so
 
         async def ask(path: str, body: Any = None) -> Any:
-            return await server.ask(http, Request(path=path, body=body), seconds=PUBLISH_SECONDS)
+            return await server.ask(Request(path=path, body=body), seconds=PUBLISH_SECONDS)
 
         def post(path: str, body: Any) -> None:
             if done.done():  # it has failed, or nobody waits for it any longer
@@ -86,10 +164,10 @@ class Transfer:
             client = Client()  # the server has been started anew, whoever did that
         client.post, client.label = post, label
         num_workers = (await ask("/get_world_size"))["world_size"]
-        await server.ask(http, api.pause, seconds=PUBLISH_SECONDS)
+        await server.ask(api.pause, seconds=PUBLISH_SECONDS)
         in_thread("hand-over", self._send, client, url, num_workers, done)
         await asyncio.wrap_future(done)
-        await server.ask(http, api.forget, seconds=PUBLISH_SECONDS)
+        await server.ask(api.forget, seconds=PUBLISH_SECONDS)
         await ask("/resume", {})
         self._clients[url] = client
 

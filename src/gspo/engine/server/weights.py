@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import httpx
 import torch
 from torch import Tensor
 
-from gspo.engine.server.api import ServerApi
 from gspo.engine.server.server import Server
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
 
 # Replaces the weights of a server, which samples nothing at this time, by those at hand, and gives them a label.
-HandOver = Callable[[httpx.AsyncClient, Server, str], Awaitable[None]]
+HandOver = Callable[[Server, str], Awaitable[None]]
 PUBLISH_SECONDS = 600.0  # the limit for each of its requests
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -41,51 +39,42 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def by_files(api: ServerApi, policy: Policy, directory: Path | None = None, **how: bool) -> Iterator[HandOver]:
-    """Have servers read the weights from files, in memory or in a directory; `how` is as in weights_by_layer."""
-    with in_directory(policy, directory, **how) if directory else in_memory(policy, **how) as paths:
+def by_files(policy: Policy, directory: str | None, *, scrambled: bool = False) -> Iterator[HandOver]:
+    """Have servers read the weights from files, in memory or in a directory."""
+    with weight_files(policy, directory, scrambled=scrambled) as paths:
 
-        async def hand_over(client: httpx.AsyncClient, server: Server, label: str) -> None:
-            for request in api.publish(paths, label):
-                await server.ask(client, request, seconds=PUBLISH_SECONDS)
+        async def hand_over(server: Server, label: str) -> None:
+            for request in server.api.publish(paths, label):
+                await server.ask(request, seconds=PUBLISH_SECONDS)
 
         yield hand_over
 
 
 @contextmanager
-def in_memory(policy: Policy, **how: bool) -> Iterator[list[str]]:
-    """Paths that another process of this user can read the weights from, in this machine's memory, while they are used.
+def weight_files(policy: Policy, directory: str | None = None, *, scrambled: bool = False) -> Iterator[list[str]]:
+    """The paths of files, one a layer, that the weights can be read from while they are used.
 
-    A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
-    with this process, however that ends.
+    They lie in a new folder of the directory, which the servers see, too. Without a directory they are links to this
+    machine's memory for processes of this user: files without a name on any disk or in /dev/shm, whose size does not
+    bound them. Those are gone with this process, however that ends.
     """
-    files: list[BinaryIO] = []
-    links: list[Path] = []
-    with tempfile.TemporaryDirectory(prefix="gspo-weights-") as folder:
-        try:
-            for number, layer in enumerate(weights_by_layer(policy, **how)):
-                files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
-                write_safetensors(files[-1], layer)
-                files[-1].flush()
-                links.append(Path(folder) / f"model-{number:05d}.safetensors")
-                links[-1].symlink_to(f"/proc/{os.getpid()}/fd/{files[-1].fileno()}")
-            yield [str(link) for link in links]
-        finally:
-            for file in files:
-                file.close()
-
-
-@contextmanager
-def in_directory(policy: Policy, directory: Path, **how: bool) -> Iterator[list[str]]:
-    """Paths of files in a directory that the servers see, too, for as long as needed."""
-    folder = (directory / f"weights-{secrets.token_hex(8)}").absolute()  # SGLang loads all files of a directory
+    if directory is None:
+        folder = Path(tempfile.mkdtemp(prefix="gspo-weights-"))
+    else:  # of its own, for SGLang loads all files of a directory
+        folder = Path(directory, f"weights-{secrets.token_hex(8)}").absolute()
     paths: list[Path] = []
+    descriptors: list[int] = []
     try:
-        folder.mkdir(parents=True)
-        for number, layer in enumerate(weights_by_layer(policy, **how)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
             paths.append(folder / f"model-{number:05d}.safetensors")
+            if directory is None:
+                descriptors.append(os.memfd_create("gspo-weights"))
+                paths[-1].symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
             with paths[-1].open("wb") as file:
                 write_safetensors(file, layer)
         yield [str(path) for path in paths]
     finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
         shutil.rmtree(folder, ignore_errors=True)
