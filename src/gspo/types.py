@@ -244,7 +244,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When the trainer waited in a step, and when the engine sampled: spans in seconds from the step's beginning.
+    """The times that the trainer waited in a step, and that the engine sampled: in seconds from the step's beginning.
 
     Example: Timeline(seconds=3.0, waited=[(0.0, 0.5)], sampled=[(0.2, 1.0), (1.4, 3.0)])
     """

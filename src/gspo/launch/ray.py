@@ -26,7 +26,7 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class RayJob:
-    """What a run asks Ray for.
+    """The resources that a run asks Ray for.
 
     Example: RayJob(processes=16, gpus_per_process=1, address="auto") has a GPU for each of 16 ranks.
     """

@@ -14,7 +14,7 @@ def cost(num_tokens: int, attention_share: float) -> float:
 
 
 def attention_share(text: Any) -> float:
-    """What attention adds to a token's products with weights, for each token of its sequence, by the configuration.
+    """The share that attention adds to a token's products with weights, for each token of its sequence.
 
     Each token multiplies all weights that it uses, in a layer and in its share of the head, and attends to half of the
     sequence on average, twice: to the keys, and to the values.

@@ -40,7 +40,7 @@ _OF_RANKS = re.compile(
 
 @dataclass
 class _Life:
-    """What this process knows of the others: which of them still gives signs of life, and how far they are."""
+    """The state of the other ranks as this process knows it: which of them still give signs of life."""
 
     seconds: float  # of silence, after which a rank counts as lost
     arrivals: int = 0  # meetings that this process has come to

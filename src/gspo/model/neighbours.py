@@ -45,7 +45,7 @@ def check_positions(model: Any, *, shortest: int, longest: int, where: str) -> N
 
 
 def _tables(model: Any) -> Iterator[Callable[[int, int], Tensor]]:
-    """What a pass of each rotary module up to a position gives to the first ones, as a function of both numbers."""
+    """Yield functions of two lengths: a rotary module's table for the first positions, in a pass up to the second."""
     for module in model.modules():
         if not any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
             continue

@@ -45,7 +45,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def saved_part(tensor: Tensor, *, is_first: bool) -> Tensor | None:
-    """What a rank, the first or another, saves of a tensor: its rows of one that ranks share, the first any other.
+    """Return what a rank, the first or another, saves of a tensor: its rows of a shared one, the first any other.
 
     None: another rank saves it. The rows of ranks 0, 1, … one after the other are the whole.
     """
@@ -64,7 +64,7 @@ def like(tensor: Tensor, shared: Tensor) -> Tensor:
 
 
 def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What state_dict has, in its order, as it is now: of layers that ranks hold whole, state_dict would share them."""
+    """Yield what state_dict has, in its order, as it is now: state_dict would share layers that ranks hold whole."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         tensors = {**module._parameters, **module._buffers}
         for name, tensor in tensors.items():

@@ -29,7 +29,7 @@ class UnknownRouterError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """What L routers do with the N tokens of one forward pass.
+    """The choices of L routers for the N tokens of one forward pass.
 
     Example: after a pass through two routers, chosen is {0: [N, K], 1: [N, K]}, experts is [N, 2, K].
     """

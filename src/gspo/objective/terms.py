@@ -156,7 +156,7 @@ def reinforce(units: Units, settings: SurrogateSettings) -> Terms:
 
 
 def _from_sampler(units: Units, name: str) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
-    """How far each token's probability is from the engine's, without a gradient, and the term π_θ/π_engine · Â."""
+    """Return each token's distance in probability from the engine's, without a gradient, and π_θ/π_engine · Â."""
     sampler = _sampler_logprobs(units, name)
     moved = units.logprobs.detach().exp() - sampler.exp()
     ratio = (units.logprobs - sampler).exp().where(units.advantages != 0, 1.0)  # 0 times an infinite one is NaN

@@ -14,7 +14,7 @@ PLAIN = f"<tool_call></tool_call>{_BEFORE}{_AFTER}"  # what a tokenizer without 
 
 
 class Bridge:
-    """What stands between two turns of the policy; it is encoded by itself, and all before it stays as it was sampled.
+    """The text between two turns of the policy: encoded by itself, so that all before it stays as it was sampled.
 
     Example: Bridge(tokenizer, recipe.queries).tokens(["56088"], last=2)
     """

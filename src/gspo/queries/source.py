@@ -36,7 +36,7 @@ Demonstration = str | Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Generic[T]):
-    """What is trained on, and what only the evaluation asks: rows before the tokenizer, queries after it.
+    """A set to train on and one that only the evaluation asks: rows before the tokenizer, queries after it.
 
     Example: RowSet(train=(Row(id="data:2", prompt="1+1="),), held_out=(Row(id="data:1", prompt="2+2="),)).
     """

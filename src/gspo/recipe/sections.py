@@ -345,7 +345,7 @@ class RolloutConfig(Section):
 
     @property
     def at_publish(self) -> AtPublish:
-        """What becomes of the responses under way when weights are published; `none` are where training waits."""
+        """The fate of the responses under way when weights are published; `none` are where training waits."""
         if self.max_staleness == 0 or self.in_turn:
             return "none"
         return self.old_cache if self.interrupt else "wait"
@@ -378,7 +378,7 @@ class RewardConfig(Section):
 
 
 class KlConfig(Section):
-    """What holds the policy near a reference model; off at coefficient 0."""
+    """The KL divergence that holds the policy near a reference model; off at coefficient 0."""
 
     coefficient: NonNegativeFloat = key(0.0, "The weight of the KL divergence from the reference model; 0: none.")
     estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
@@ -597,7 +597,7 @@ class PhaseActor(Section):
 
 
 class PhaseConfig(Section):
-    """What changes at a step of a run: what a phase does not set stays as it was before."""
+    """The changes at a step of a run: what a phase does not set stays as it was before."""
 
     from_step: Annotated[Integer, Field(ge=2)] = key(..., "The first step of the [phase](../guides/phases.md).")
     rollout: PhaseRollout = PhaseRollout()
@@ -629,7 +629,7 @@ class TrainerConfig(Section):
 
 
 class ClusterConfig(Section):
-    """What `gspo launch ray` places beside the ranks."""
+    """The servers that `gspo launch ray` places beside the ranks."""
 
     engines: Natural = key(0, "Servers of `rollout.engine`, where Ray has room; 0: they start on the host of rank 0.")
     gpus_per_engine: Natural = key(0, "The GPUs that each of them gets.")

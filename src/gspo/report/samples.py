@@ -52,7 +52,7 @@ def pass_threshold(run: RunFiles, evaluated: str | None = None) -> float:
 
 
 def passes(sample: Sample, threshold: float) -> bool | None:
-    """Whether a response passes by the first reward function that applies, as in an evaluation; None: none applies."""
+    """Tell whether a response passes by the first reward function that applies; None: none applies."""
     for function, part in sample["rewards"].items():
         if part is not None:
             return bool(part >= threshold)
@@ -62,7 +62,7 @@ def passes(sample: Sample, threshold: float) -> bool | None:
 
 
 def interest(group: Sequence[Sample]) -> int:
-    """How much a group shows: 0 of equal rewards; 2 or more where a mini-batch after the first trained it; else 1."""
+    """Rank a group by how much it shows: 0 of equal rewards; 2 or more where a later mini-batch trained it; else 1."""
     rewards = {sample["reward"] for sample in group} - {None}
     moved = [sample.get("mini_batch") or 0 for sample in group if sample.get("sequence_ratio") not in (None, 1.0)]
     return 0 if len(rewards) < 2 else 2 + max(moved) if any(moved) else 1
@@ -82,7 +82,7 @@ def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
 
 
 class Step(NamedTuple):
-    """What each query got in a step."""
+    """The rewards of each query in a step."""
 
     rows: Sequence[Sequence[Any]]  # its id, responses, judged and passed ones, mean reward, interest
     prompts: Mapping[str, str]  # their beginnings
@@ -162,7 +162,7 @@ class SampleSet:
         return fitting(((step, shown_group(group, self._passes)) for step, group in groups), max_bytes)
 
     def index(self, contents: Contents | None = None) -> dict[str, Any]:
-        """What the page says of the set: one that has these contents, or one of a server, which reads any group."""
+        """Return what the page says of the set: with these contents, or of a server, which reads any group."""
         steps = {step: _step(*file, self.evaluated, self.threshold) for step, file in self.state.items()}
         kind = f"evaluation on {self.evaluated}" if self.evaluated else "training"
         about = {"name": self.label, "kind": kind, "coverage": self._coverage(steps, contents)}

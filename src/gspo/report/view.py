@@ -26,7 +26,7 @@ _JSON, _HTML, _TEXT = "application/json", "text/html; charset=utf-8", "text/plai
 
 
 class Viewer:
-    """What is answered to the page of some runs; UserError where one cannot be read."""
+    """The answers to the page of some runs; UserError where one cannot be read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = distinct(paths)

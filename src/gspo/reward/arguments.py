@@ -91,7 +91,7 @@ def _messages(sample: Sample) -> list[dict[str, str]]:
 
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl's reward manager reads of a row; the ground truth of a row in another layout is its answer."""
+    """Return what verl's reward manager reads of a row; the ground truth of another layout is its answer."""
     row = {"ground_truth": columns["answer"]} if "answer" in columns else {}
     row |= {"data_source": ""} | {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
     if isinstance(model := columns.get("reward_model"), Mapping):

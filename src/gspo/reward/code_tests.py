@@ -62,7 +62,7 @@ CodeTest = InputOutput | FunctionCall | Asserts
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramTests:
-    """What a program has to pass, and what is known of it.
+    """The tests that a program has to pass, and what is known of it.
 
     Example: read_tests({"tests": [{"input": "1 2", "output": "3"}]}) is
     ProgramTests(tests=(InputOutput(input="1 2", output="3"),))

@@ -110,7 +110,7 @@ def _kept(answer: str, behind: str) -> str | None:
 
 
 def _boxed_alone(text: str) -> str | None:
-    """What the last box holds; None where it is cut off or denied, or is a part of more: 2\\boxed{18}, \\boxed{18}!."""
+    """Return what the last box holds; None where it is cut off, denied or a part of more, such as 2\\boxed{18}."""
     if (box := last_box(text)) is None:
         return None
     start, end, inner = box

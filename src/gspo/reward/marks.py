@@ -18,7 +18,7 @@ _LAST_LINE = re.compile(r"####[ \t]*([^\n]*\S)[ \t]*(?:\n[^\n]*(?<!\w)\1(?!\w)[^
 
 
 def opens_thoughts(prompt: Any, thinking: Sequence[str]) -> bool:
-    """Whether a prompt's text ends with the tag that opens thoughts, or its last message begins them for the model."""
+    """Tell whether a prompt's text ends with the tag that opens thoughts, or its last message begins them."""
     if isinstance(prompt, str):
         return prompt.rstrip().endswith(thinking[0].strip())
     last = prompt[-1] if isinstance(prompt, list) and prompt else {}
@@ -27,7 +27,7 @@ def opens_thoughts(prompt: Any, thinking: Sequence[str]) -> bool:
 
 
 def behind_thoughts(text: str, prompts: Sequence[Any], thinking: Sequence[str] | None) -> str | None:
-    """What follows the last thoughts of a response to the prompt, in any of its forms; None where they never end."""
+    """Return what follows a response's last thoughts, in any of its forms; None where they never end."""
     if not thinking:
         return text
     _, closed, behind = text.rpartition(thinking[1])
@@ -64,7 +64,7 @@ def text_of(said: Any) -> str:
 
 
 def last_box(text: str) -> tuple[int, int, str] | None:
-    """Where the last box, or the one that it is within, begins and ends, and what it holds; None where it never ends.
+    """Return where the last box, or the one around it, begins and ends, and what it holds; None where it never ends.
 
     Of \\boxed{41 \\boxed{42}} that is all.
     """

@@ -139,7 +139,7 @@ _NO_UNITS = frozenset(_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a text says: equal texts are equal whatever they say, others by their values.
+    """The meaning of a text: equal texts are equal whatever they say, others by their values.
 
     Example: read("x = 0.5 cm") is Reading(text="x=0.5 cm", label="x", unit="cm", value=1/2, decimal="0.5").
     """
@@ -304,7 +304,7 @@ def _as_fraction(repeating: "re.Match[str]") -> str:
 
 
 def _comparable(text: str) -> str:
-    """What two texts that are no mathematics must share; the case of words counts for nothing, that of letters does."""
+    """Return what texts that are no mathematics must share: the case of words does not count, that of letters does."""
     squeezed = re.sub(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])", "", text)
     squeezed = re.sub(r"\{([A-Za-z0-9])\}", r"\1", squeezed)
     return re.sub(r"(?<![\\A-Za-z])[A-Za-z]{2,}", lambda word: word[0].casefold(), squeezed)
@@ -376,7 +376,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_same_number(gold: Reading, answer: Reading) -> bool:
-    """Whether the numbers are equal, as far as they are written; 20% is 20, too: of a question for a percentage."""
+    """Tell whether numbers are equal as far as they are written; 20% is 20, too, of a question for a percentage."""
     is_binary = any(15 <= _num_digits(reading.decimal) <= 17 for reading in (gold, answer) if reading.decimal)
     if _equal_numbers(gold.value, answer.value, NOISE if is_binary else ROUNDING) or _is_rounded(gold, answer):
         return True

@@ -38,7 +38,7 @@ class TrainerState:
 
 
 class Log:
-    """What one call logs for its `size` completions; what cannot be taken is left out, and `refused` says why first."""
+    """The values that one call logs for its `size` completions; `refused` says why the first was left out."""
 
     def __init__(self, size: int) -> None:
         self.metrics: Metrics = {}

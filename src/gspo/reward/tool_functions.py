@@ -161,7 +161,7 @@ Outcome = tuple[Any, BaseException | None]
 
 
 def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Outcome:
-    """What a function returns, or its error: a future cannot take each, and StopIteration is none of its."""
+    """Return what a function returns, or its error: a future cannot take each, and StopIteration is none of its."""
     try:
         return function(**arguments), None
     except BaseException as error:  # SystemExit too
@@ -201,7 +201,7 @@ def _reward(name: str, value: Any) -> ToolResult:
 
 
 def _result(value: Any, error: BaseException | None) -> ToolResult:
-    """What the policy reads of a call; of an error no path of this machine: the next has another."""
+    """Return what the policy reads of a call; of an error no path of this machine: the next has another."""
     if error is None:
         try:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -58,7 +58,7 @@ class AgentRollout:
 
 
 class Recording:
-    """What the policy has written for an agent so far, with the tokens that it was sampled behind."""
+    """The record of what the policy has written for an agent, with the tokens that it was sampled behind."""
 
     def __init__(self, policy: Policy, settings: RolloutConfig, tools: Tools, query: Query, generate: Generate) -> None:
         self._policy, self._settings, self._bridge = policy, settings, tools.bridge
@@ -110,7 +110,7 @@ class Recording:
         return answer
 
     def _room(self, num_read: int) -> int:
-        """How many tokens the policy may write; RefusedError where it may write none."""
+        """Return how many tokens the policy may write; RefusedError where it may write none."""
         settings = self._settings
         if self._num_requests == settings.max_turns:
             self._over = "turns"

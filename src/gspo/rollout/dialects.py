@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an agent asks for: the policy's next message, behind these in OpenAI's form.
+    """A request of an agent's: the policy's next message, behind these in OpenAI's form.
 
     Example: Request(messages=[{"role": "user", "content": "2 + 3?"}], tools=(), most=None, stop=())
     """
@@ -91,7 +91,7 @@ def call_of(text: str) -> tuple[Any, dict[str, Any]] | None:
 
 
 def _is_shallow(value: Any, most: int = 100) -> bool:
-    """Whether it has at most so many levels: what has more could not be handed to a process."""
+    """Tell whether it has at most so many levels: what has more could not be handed to a process."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return most >= 0 and all(_is_shallow(inner, most - 1) for inner in inside)
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingKey:
-    """What decides, together with a query's id and a sample's number, all random numbers of a response.
+    """The key that decides, with a query's id and a sample's number, all random numbers of a response.
 
     Example: SamplingKey(seed=0, step=12).of_groups(["gsm8k:7", "gsm8k:2"], 8) gives two lists of 8 keys.
     """

@@ -45,7 +45,7 @@ def text_and_segments(
 
 
 def _is_end(token: int, policy: Any) -> bool:
-    """Whether it is a stop token that stands for no text: a special one, or one that was added to the vocabulary."""
+    """Tell whether it is a stop token without text: a special one, or one that was added to the vocabulary."""
     tokenizer = policy.tokenizer
     return token in policy.stop_ids and (
         not tokenizer.decode([token], skip_special_tokens=True)  # the others are looked up in a list that can be long
@@ -71,7 +71,7 @@ def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], 
 
     @cache
     def whole_characters(num: int) -> tuple[int, bool]:
-        """How many characters of the text the first tokens make, and whether they make others that do not stay."""
+        """Return how many characters the first tokens make, and whether they make others that do not stay."""
         start, place = anchors[bisect_right(anchors, num, key=itemgetter(0)) - 1]
         part = decode(ids[start:num])
         size = len(part)

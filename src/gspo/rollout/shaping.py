@@ -23,7 +23,7 @@ def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int)
 
 
 def sampling_notes(recipe: Recipe, tokenizer: Any, config: Any) -> list[str]:
-    """How q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
+    """Say how q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
     rollout, actor, sizes = recipe.rollout, recipe.actor, recipe.model.architecture or vars(config.get_text_config())
     biased_ids(rollout.logit_bias, tokenizer, sizes.get("vocab_size", len(tokenizer)))
     for string in rollout.stop_strings:

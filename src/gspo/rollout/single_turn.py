@@ -50,7 +50,7 @@ class WatchedResponse:
         return self.is_complete
 
     def _contains_one(self) -> bool:
-        """Whether the text contains a string; its last characters are decoded first, the whole where they have one."""
+        """Tell whether the text contains a string: in its last characters first, then in the whole."""
         self._decode = decode = self._decode or Continuation(self.strings.tokenizer, self._prompt_ids)
         size = self.strings.num_characters  # in tokens at first: few of them have less than a character
         while len(text := decode(self.tokens[-size:])) < self.strings.num_characters and size < len(self.tokens):

@@ -48,7 +48,7 @@ class Spans:
 
 @dataclass(kw_only=True)
 class Source:
-    """What is drawn and not handed over yet: the event loop has it sampled and scored.
+    """The queries that are drawn and not handed over yet: the event loop has them sampled and scored.
 
     What is in flight and what was handed over are never more than the groups of `max_staleness` steps and of the one
     under way. They are handed over in the order in which they were drawn: no length is preferred, and none of them can

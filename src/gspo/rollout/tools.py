@@ -86,7 +86,7 @@ class Tools:
         return result.text
 
     async def reward(self, session: str) -> tuple[float | None, Failure | None]:
-        """What the environment gives a response in the end, or why it gives nothing."""
+        """Return what the environment gives a response in the end, or why it gives nothing."""
         if self.environment is None or not self.environment.has_reward:
             return None, None
         result = await self.environment.ask(session, "get_reward", {})

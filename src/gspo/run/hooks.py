@@ -17,7 +17,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_le
 
 
 class Action(BaseModel):
-    """What a hook may return, as a mapping with any of these keys."""
+    """The mapping that a hook may return, with any of these keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     log: dict[_Name, Number] = Field({})

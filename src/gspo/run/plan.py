@@ -255,7 +255,7 @@ def _memory(recipe: Recipe, config: Any, work: Work, num_ranks: int) -> Memory:
 
 
 def _picture(memory: Memory, gpus: Gpus) -> Iterator[str]:
-    """What fills the memory of a GPU that trains: a bar for each part of both stages."""
+    """Yield what fills the memory of a GPU that trains: a bar for each part of both stages."""
     widest = max(gpus.room, *(sum(parts.values()) for parts in memory.values()))
     for number, (stage, parts) in enumerate(memory.items()):
         needed = sum(parts.values())

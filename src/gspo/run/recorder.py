@@ -54,7 +54,7 @@ def check_gap(line: Mapping[str, Any]) -> None:
 
 
 class Recorder:
-    """What writes down the steps of a run; `lines` are those of metrics.jsonl."""
+    """The writer of a run's steps; `lines` are those of metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
         self.lines = run.directory.metrics()
@@ -227,7 +227,7 @@ def _skipped_in_a_row(progress: Progress, applied: Sequence[bool]) -> list[int]:
 
 
 def token_characters(tokenizer: Any, sample: Sample) -> list[int] | None:
-    """How many characters of a response's text each token makes; they add up to the text.
+    """Return how many characters of a response's text each token makes; they add up to the text.
 
     What a token begins that ends within a character belongs to the token that makes it whole; a token that ends
     the response may have none. None if the text is not that of the tokens in a row, or the tokenizer is written in
@@ -280,7 +280,7 @@ def rollout_lines(samples: Sequence[Sample], tokenizer: Any = None) -> Iterator[
 
 
 def _words(query: Query) -> list[int] | None:
-    """Where the user's last words begin and end in the prompt that the model reads; None where they are all of it."""
+    """Return where the user's last words begin and end in the prompt; None where they are all of it."""
     messages = [{"role": "user", "content": query.prompt}] if isinstance(query.prompt, str) else query.prompt
     said = [message.get("content") for message in messages if message.get("role") == "user"]
     words = said[-1].strip() if said and isinstance(said[-1], str) else ""

@@ -44,7 +44,7 @@ from gspo.run.resume import (
 
 @dataclass(kw_only=True)
 class Run:
-    """What the phases of a run share: the cold start, then reinforcement learning.
+    """The parts that the phases of a run share: the cold start, then reinforcement learning.
 
     Example: run.trainer.policy is trained; run.progress.steps == 12 and run.stopped_by is None during step 13.
     """

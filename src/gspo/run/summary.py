@@ -30,7 +30,7 @@ _STAGES = {  # in the line of a step: which stages of its clock
 
 
 def evaluation_summary(numbers: Numbers, metrics: Metrics, name: str = HELD_OUT) -> str:
-    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
+    """Write such as `0.514 ± 0.022 on 512 held-out queries`, another number of reward, the judges of several."""
     pass_at_1, *rewards = measures([metrics])
     size, judges = numbers["num_questions"], numbers["num_judged_by"]
     queries = "query" if size == 1 else "queries"
@@ -45,7 +45,7 @@ def evaluation_summary(numbers: Numbers, metrics: Metrics, name: str = HELD_OUT)
 
 
 def failure_summary(numbers: Numbers, name: str = HELD_OUT) -> str:
-    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
+    """Say what reward functions that failed have done to the scores, and how the first failed; empty where none has."""
     if not numbers["first_failure"]:
         return ""
     responses = "held-out responses" if name == HELD_OUT else f"responses of {name}"
@@ -142,7 +142,7 @@ def step_line(line: Mapping[str, Any]) -> str:
 
 
 def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
-    """What a step says whose groups were sampled ahead: its tokens' age, what is ahead, who had nothing to do."""
+    """Say of a step sampled ahead its tokens' age, what is ahead, and who had nothing to do."""
     if "staleness/mean" not in line:
         return {}
     idle = [f"{who} {line[f'source/{who}_idle_fraction']:.0%}" for who in ("trainer", "engine")]

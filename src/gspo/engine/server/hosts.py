@@ -147,7 +147,7 @@ class RayHost:
         self._of_process("end")
 
     def _of_process(self, method: str, *arguments: Any) -> Any:
-        """What a method of the server's process returns, or the error where the node is gone."""
+        """Return what a method of the server's process does, or the error where the node is gone."""
         try:
             return self._answer(self._actor.ask, method, *arguments)
         except LostHostError as error:

@@ -116,7 +116,7 @@ class Probe:
 
 
 def _share(gaps: Tensor, effect: Tensor) -> float:
-    """How much of an adapter's effect on log-likelihoods has reached the server, where that stands out from rounding.
+    """Return the part of an adapter's effect that has reached the server, where that stands out from rounding.
 
     A small adapter is well within the tolerance of half precision, and so would a server be that has not got it. But
     what that lacks points the way of the effect, and rounding does not.

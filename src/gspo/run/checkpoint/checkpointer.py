@@ -26,7 +26,7 @@ from gspo.run.progress import Best, Clock, Progress, encode
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the writing thread needs; nothing in it changes while the run goes on.
+    """The copy that the writing thread needs; nothing in it changes while the run goes on.
 
     Example: Snapshot(position=Position(12), share=OwnShare(weights=…, …), log_bytes={…}, …)
     """
@@ -174,7 +174,7 @@ class Checkpointer:
         move_into_place(unfinished, self.store.path(snapshot.position))
 
     def _rest(self, snapshot: Snapshot) -> str:
-        """Where a write has failed, how much room there is, and what to resume from; what it has left is removed."""
+        """Say where a write has failed, the room there, and what to resume from; remove what it has left."""
         root, rest = self.store.root, "there is no other"
         try:
             if others := [one for one in self.store.positions() if one != snapshot.position]:

@@ -26,7 +26,7 @@ _NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,})(?:_(batch|updated))?")
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """How far a phase of a run has come; it names and orders the checkpoints.
+    """The place that a phase of a run has come to; it names and orders the checkpoints.
 
     Example: Position(12, 1) is `step_000012_batch`: 12 steps are finished, and step 13 has its batch.
     """
