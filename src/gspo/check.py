@@ -20,7 +20,7 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.rollout.tools import Tools
 from gspo.run.memory import longest_prompt, memory_lines, sized
-from gspo.run.minutes import measured_rates, time_line_of_inputs
+from gspo.run.minutes import measured_speed, time_line_of_inputs
 from gspo.run.place import check_place
 from gspo.run.plan import gpus_of, plan_lines
 from gspo.run.prepare import Inputs, load_inputs
@@ -67,8 +67,9 @@ def check(
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe.at_longest, inputs, num_ranks)
-    rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
-    if num_ranks == 1 and (line := time_line_of_inputs(recipe.at_longest, inputs, rates)) is not None:
+    device, dtype = device_of(recipe.model.device), dtype_of(recipe.model)
+    line = time_line_of_inputs(recipe.at_longest, inputs, measured_speed(device, dtype), dtype.itemsize)
+    if num_ranks == 1 and line is not None:
         yield f"time        {line}"
     if gpus is not None:
         yield from plan_lines(recipe, sized(recipe, inputs), gpus, longest_prompt(inputs))

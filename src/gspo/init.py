@@ -173,12 +173,12 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
 
 def _about_time(recipe: Recipe, values: Mapping[str, Any]) -> str:
     from gspo.model.policy import device_of, dtype_of
-    from gspo.run.minutes import measured_rates, time_line
+    from gspo.run.minutes import measured_speed, time_line, work_of
 
     held_out = recipe.rollout.model_copy(update={"group_size": recipe.evaluation.samples})
-    rates = measured_rates(device_of(recipe.model.device), dtype_of(recipe.model))
-    evaluated = [(int(values["num_held_out"]), held_out)]
-    line = time_line(recipe, values["config"], rates, prompt_tokens=values["prompt_tokens"], evaluated=evaluated)
+    device, dtype = device_of(recipe.model.device), dtype_of(recipe.model)
+    work = work_of(recipe, values["config"], values["prompt_tokens"], dtype.itemsize)
+    line = time_line(recipe, work, measured_speed(device, dtype), [(int(values["num_held_out"]), held_out)])
     return line or "not computed for a small model: its first steps say more"
 
 

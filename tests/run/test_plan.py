@@ -14,18 +14,17 @@ from gspo.errors import UserError
 from gspo.recipe.load import make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.run.memory import memory_of
+from gspo.run.minutes import Work, work_of
 from gspo.run.plan import (
     CARDS,
     PROMPT_TOKENS,
     Gpus,
-    Work,
     changes_to_fit,
     gpus_of,
     largest_micro_batch,
     plan,
     seconds_of,
     servers_of,
-    work_of,
 )
 
 DENSE: dict[str, Any] = {
@@ -60,7 +59,7 @@ def recipe_of(*words: str, **sections: Any) -> Recipe:
 
 def sized(recipe: Recipe, shape: dict[str, Any]) -> tuple[Any, Work]:
     config = AutoConfig.for_model(**shape)
-    return config, work_of(recipe, config, PROMPT_TOKENS)
+    return config, work_of(recipe, config, PROMPT_TOKENS, 2)
 
 
 def most(recipe: Recipe, config: Any, num_ranks: int) -> float:
@@ -134,7 +133,8 @@ def test_time_goes_by_products_and_by_what_is_read() -> None:
     tokens = 64 * (8 * 1024 + 512)
     assert training == pytest.approx(6 * work.parameters * tokens / (0.4 * 989e12))
     cache = 512 * work.cached * (512 + 1024 / 2)
-    assert sampling == pytest.approx(1024 * (2 * work.parameters + cache) / (0.6 * 3350e9))
+    prompts = 2 * work.parameters * 64 * 512 / (0.4 * 989e12)
+    assert sampling == pytest.approx(prompts + 1024 * (2 * work.parameters + cache) / (0.6 * 3350e9))
     half = seconds_of(recipe, work, gpus_of("2xH100-80GB"), 0)
     assert half[1] == pytest.approx(training / 2)
     assert sampling / 2 < half[0] < sampling, "each reads all weights"
@@ -157,7 +157,8 @@ def test_a_token_goes_through_the_experts_that_it_chooses_and_its_neighbours_rea
     sampling, training = seconds_of(recipe, work, gpus_of("1xB200"), 0)
     assert training == pytest.approx(6 * work.active * 4 * (2 * 1024 + 512) / (0.4 * 2250e12))
     read = 2 * (work.parameters - work.in_experts * (15 / 16) ** 8) + 8 * work.cached * (512 + 1024 / 2)
-    assert sampling == pytest.approx(1024 * read / (0.6 * 7700e9))
+    prompts = 2 * work.active * 4 * 512 / (0.4 * 2250e12)
+    assert sampling == pytest.approx(prompts + 1024 * read / (0.6 * 7700e9))
 
 
 def test_servers_take_the_gpus_that_the_recipe_names() -> None:

@@ -4,20 +4,18 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from gspo.errors import UserError
 from gspo.model.inputs import quiet_transformers
-from gspo.model.load import empty_model, load_config
-from gspo.model.shape import active_parameters, heads_of
+from gspo.model.load import load_config
 from gspo.recipe.load import make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.run.memory import Memory, memory_of
-from gspo.run.minutes import in_words, operations
+from gspo.run.minutes import Speed, Work, in_words, sampling_seconds, training_seconds, work_of
 
 PROMPT_TOKENS = 512  # where neither the data nor queries.max_prompt_tokens say more
 PER_HOST = 8
@@ -108,7 +106,7 @@ def plan(recipe: Recipe, on: str) -> Iterator[str]:
 def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> Iterator[str]:
     """Yield the lines of a plan, for prompts of so many tokens, and responses as long as they may ever be."""
     recipe = recipe.at_longest
-    card, work = gpus.card, work_of(recipe, config, prompt_tokens)
+    card, work = gpus.card, work_of(recipe, config, prompt_tokens, _WIDTH)
     active = f", {_billions(work.active)} of them for a token" if work.active < work.parameters else ""
     yield f"model       {config.model_type}: {_billions(work.parameters)} parameters{active}"
     each = f"{card.memory:g} GiB, {card.teraflops:g} TFLOP/s, {card.bandwidth:,.0f} GB/s each"
@@ -124,9 +122,8 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
     memory = _memory(recipe, config, work, num_ranks)
     yield from _picture(memory, gpus)
     if num_servers:
-        size = _server_size(work, gpus)
-        tokens = num_servers / size * (size * gpus.room - _WIDTH * work.parameters) / work.cached
-        yield f"servers     {num_servers // size}, of {size} GPUs each; their caches hold {tokens:,.0f} tokens in all"
+        size, tokens = _server_size(work, gpus), _cache_tokens(work, gpus)
+        yield f"servers     {num_servers // size}, of {size} GPUs each; the cache of one holds {tokens:,.0f} tokens"
     changes = changes_to_fit(recipe, config, gpus, work, num_ranks)
     if changes is None:
         yield "change      no setting that gspo knows of makes it fit: take a smaller model, or more GPUs"
@@ -148,39 +145,6 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
     yield f"time        a step about {in_words(step)}: {in_words(sampling)} sampling, {in_words(training)} training"
     yield f"            {recipe.steps} steps {in_words(recipe.steps * step)}; rewards and evaluations come on top"
     yield f"speed       {sampled / step / gpus.number:,.0f} tokens of responses a second and GPU"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """The sizes that a step's time goes by.
-
-    Example: of Qwen3-30B-A3B, parameters = 30.5e9, active = 3.3e9 and in_experts = 29e9.
-    """
-
-    parameters: int
-    active: int  # of which a token's products are made
-    in_experts: int
-    chosen: float  # the part of its experts that a token goes through; 1 without experts
-    layers: int
-    cached: int  # bytes of a token's keys and values
-    prompt_tokens: int
-
-
-def work_of(recipe: Recipe, config: Any, prompt_tokens: int) -> Work:
-    """The sizes of the recipe's model, which is made without weights."""
-    model, text = empty_model(recipe.model, deepcopy(config)), config.get_text_config()
-    active, in_experts = active_parameters(model, text)
-    _, keys, size = heads_of(text)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return Work(
-        parameters=total,
-        active=active,
-        in_experts=in_experts,
-        chosen=1 - (total - active) / in_experts if in_experts else 1.0,
-        layers=text.num_hidden_layers,
-        cached=_WIDTH * 2 * text.num_hidden_layers * keys * size,
-        prompt_tokens=prompt_tokens,
-    )
 
 
 def servers_of(recipe: Recipe, config: Any, work: Work, gpus: Gpus) -> int:
@@ -205,12 +169,28 @@ def servers_of(recipe: Recipe, config: Any, work: Work, gpus: Gpus) -> int:
 
 def _server_size(work: Work, gpus: Gpus) -> int:
     """The GPUs that a server's weights need, with as much room again for its cache."""
-    return 2 ** max(0, math.ceil(math.log2(2 * _WIDTH * work.parameters / gpus.room)))
+    return 2 ** max(0, math.ceil(math.log2(2 * work.width * work.parameters / gpus.room)))
 
 
 def seconds_of(recipe: Recipe, work: Work, gpus: Gpus, num_servers: int) -> tuple[float, float]:
     """The seconds that a step samples, and those that it trains, where responses are as long as they may be."""
-    return _sampling(recipe, work, gpus, num_servers), _training(recipe, work, gpus, gpus.number - num_servers)
+    rollout, card, num_ranks = recipe.rollout, gpus.card, gpus.number - num_servers
+    one = Speed(operations=card.teraflops * 1e12 * _COMPUTING, reading=card.bandwidth * 1e9 * _READING)
+    link = 1e9 * (card.link if num_ranks <= PER_HOST else min(card.link, _NETWORK))
+    training = training_seconds(recipe, work, one, num_ranks, link)
+    if not num_servers:
+        sampler = replace(one, launch=_LAUNCHES * _LAUNCH_SECONDS)
+        return sampling_seconds(rollout.queries_per_step / gpus.number, rollout, work, sampler), training
+    size = _server_size(work, gpus)
+    server = Speed(operations=size * one.operations, reading=size * one.reading)  # which replays CUDA graphs
+    num_queries = rollout.queries_per_step / max(1, num_servers // size)
+    most_rows = _cache_tokens(work, gpus) / (work.prompt_tokens + rollout.max_new_tokens)
+    return sampling_seconds(num_queries, rollout, work, server, most_rows), training
+
+
+def _cache_tokens(work: Work, gpus: Gpus) -> float:
+    """The tokens that a server's cache holds beside the weights."""
+    return (_server_size(work, gpus) * gpus.room - work.width * work.parameters) / work.cached
 
 
 def _step(recipe: Recipe, sampling: float, training: float, num_servers: int) -> float:
@@ -219,39 +199,9 @@ def _step(recipe: Recipe, sampling: float, training: float, num_servers: int) ->
     return max(sampling, training) if is_ahead else sampling + training
 
 
-def _sampling(recipe: Recipe, work: Work, gpus: Gpus, num_servers: int) -> float:
-    """The longest for each token of a round: reading weights and cache, the products, starting the kernels."""
-    rollout, card = recipe.rollout, gpus.card
-    size = _server_size(work, gpus) if num_servers else 1
-    rows = math.ceil(rollout.queries_per_step * rollout.group_size / max(1, (num_servers or gpus.number) // size))
-    length = work.prompt_tokens + rollout.max_new_tokens
-    most = (size * gpus.room - _WIDTH * work.parameters) / (work.cached * length) if num_servers else rollout.max_rows
-    at_once = max(1, min(rows, int(most)))
-    reached = 1 - (1 - work.chosen) ** at_once  # of the experts
-    read = _WIDTH * (work.parameters - work.in_experts * (1 - reached))
-    read += at_once * work.cached * (length + work.prompt_tokens) / 2
-    reading = read / (size * card.bandwidth * 1e9 * _READING)
-    computing = 2 * work.active * at_once / (size * card.teraflops * 1e12 * _COMPUTING)
-    launching = 0.0 if num_servers else work.layers * _LAUNCHES * _LAUNCH_SECONDS  # servers replay CUDA graphs
-    return math.ceil(rows / at_once) * rollout.max_new_tokens * max(reading, computing, launching)
-
-
-def _training(recipe: Recipe, work: Work, gpus: Gpus, num_ranks: int) -> float:
-    """The longer of the products, and of gathering weights and adding up gradients for each micro-batch."""
-    rollout, actor, card = recipe.rollout, recipe.actor, gpus.card
-    tokens = rollout.queries_per_step * (rollout.group_size * rollout.max_new_tokens + work.prompt_tokens)
-    computing = operations(recipe) * work.active * tokens / (num_ranks * card.teraflops * 1e12 * _COMPUTING)
-    if num_ranks == 1 or recipe.trainer.sharding == "none":
-        return computing
-    micro_batches = math.ceil(tokens / actor.mini_batches / num_ranks / actor.micro_batch_tokens)
-    link = card.link if num_ranks <= PER_HOST else min(card.link, _NETWORK)
-    moved = (2 * _WIDTH + 4) * work.parameters * actor.updates_per_step * micro_batches
-    return max(computing, moved / (link * 1e9))
-
-
 def _memory(recipe: Recipe, config: Any, work: Work, num_ranks: int) -> Memory:
     device = torch.device("cuda")
-    return memory_of(recipe, config, prompt_tokens=work.prompt_tokens, device=device, num_ranks=num_ranks)
+    return memory_of(recipe, config, prompt_tokens=int(work.prompt_tokens), device=device, num_ranks=num_ranks)
 
 
 def _picture(memory: Memory, gpus: Gpus) -> Iterator[str]:
@@ -268,7 +218,7 @@ def _picture(memory: Memory, gpus: Gpus) -> Iterator[str]:
 
 def changes_of(recipe: Recipe, work: Work) -> list[list[str]]:
     """The changes of a recipe that save memory, as words of a command line: from none on, the cheapest first."""
-    longest = work.prompt_tokens + recipe.rollout.max_new_tokens
+    longest = int(work.prompt_tokens) + recipe.rollout.max_new_tokens
     halves = [recipe.actor.micro_batch_tokens // 2**power for power in range(1, 8)]
     smaller = [[f"actor.micro_batch_tokens={tokens}"] for tokens in (*filter(longest.__lt__, halves), longest)]
     return [[*size, *_LEVERS[:number]] for number in range(len(_LEVERS) + 1) for size in ([], *smaller)]

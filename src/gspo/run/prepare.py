@@ -6,7 +6,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from gspo import loop
 from gspo.engine.make import check_engine
 from gspo.errors import UserError, did_you_mean
 from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
@@ -20,7 +19,6 @@ from gspo.model.inputs import check_lengths, read_model
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
-from gspo.queries.render import NO_TOOLS
 from gspo.queries.row import Row
 from gspo.queries.source import (
     Demonstration,
@@ -35,17 +33,17 @@ from gspo.queries.source import (
 )
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import QueriesConfig, RolloutConfig
+from gspo.recipe.sections import QueriesConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.reply import TrainerState
-from gspo.reward.tools import load_tools
 from gspo.rollout.shaping import sampling_notes
 from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.types import Query, Score
+from gspo.run.tools import agent_notes, fit_tools, open_set, positions_for_rows, try_environment, with_open_ends
+from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
 Functions = Given | Sequence[Given]
@@ -117,23 +115,19 @@ def load_inputs(
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
-    longest_recipe, set_rows, tools = _fit_tools(recipe.at_longest, rows, set_rows, tokenizer, output=output)
-    length_key, max_positions = recipe.length_key, _positions_for_rows(recipe.rollout, model.max_positions)
+    longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, tokenizer, output=output)
+    length_key, max_positions = recipe.length_key, positions_for_rows(recipe.rollout, model.max_positions)
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
-    queries = QuerySet(train=_with_open_ends(queries.train, tools), held_out=_with_open_ends(queries.held_out, tools))
+    queries = QuerySet(train=with_open_ends(queries.train, tools), held_out=with_open_ends(queries.held_out, tools))
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
-    if tools is not None and tools.agent is not None and "tools" not in str(tokenizer.chat_template):
-        notes.append(f"{NO_TOOLS}: an agent that has some must describe them in a message")
+    notes += agent_notes(tools, tokenizer)
     say("starting and trying the reward functions")
-    if trains and tools is not None and tools.environment is not None:
-        loop.run(_try_environment(tools, queries.train[0]))
+    if trains:
+        try_environment(tools, queries.train[0])
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
-    sets = tuple(
-        each if each.queries is queries.held_out else replace(each, queries=_with_open_ends(each.queries, tools))
-        for each in sets
-    )
+    sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)
     _check_sequences(recipe, config, queries, sets, longest=longest_sequence(longest_recipe, queries, sets))
     probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
     notes += [*set_notes(sets, set_rows), *own_notes]
@@ -218,71 +212,6 @@ def _read_rows(
     if saved is not None:
         check_rows(saved, recipe, rows, pairs, set_rows)
     return rows, pairs
-
-
-def _fit_tools(
-    recipe: Recipe, rows: RowSet, sets: Sequence[SetRows], tokenizer: Any, *, output: int
-) -> tuple[Recipe, Sequence[SetRows], Tools | None]:
-    """The recipe and the sets to evaluate on with what shows the model the recipe's tools, and the tools, if any."""
-    if not recipe.rollout.has_turns:
-        return recipe, sets, None
-    _check_renderings(recipe, rows, sets)
-    tools = load_tools(recipe.rollout, tokenizer, recipe.queries, output=output)
-    is_judge = any(reward.function == "environment" for reward in recipe.reward)
-    if is_judge and tools.environment is not None and not tools.environment.has_reward:
-        what = f"{recipe.rollout.environment} has no method get_reward, which reward: environment asks for"
-        raise UserError(what, where="rollout.environment", fix="write get_reward(self), or name other rewards")
-    shown, changed = tools.bridge.shown, list[SetRows]()
-    for each in sets:
-        suite = each.suite and each.suite.model_copy(update={"queries": shown(each.suite.queries)})
-        changed.append(replace(each, suite=suite))
-    return recipe.model_copy(update={"queries": shown(recipe.queries)}), changed, tools
-
-
-def _check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> None:
-    """Raise UserError where prompts are not all rendered as results of tools are: by the recipe's queries."""
-    own = {"chat", "chat_template_kwargs"}
-    settings = recipe.queries.model_dump(include=own)
-    for row in (*rows.train, *rows.held_out):
-        if row.columns.get("chat_template_kwargs"):
-            fix = "leave the column out, and write queries.chat_template_kwargs"
-            raise UserError("with tools, a row has no variables of its own", where=f"row {row.id}", fix=fix)
-    for suite in (each.suite for each in sets if each.suite is not None):
-        if suite.queries.model_dump(include=own) != settings:
-            what = f"with tools, suite {suite.name} needs the recipe's queries.chat and chat_template_kwargs"
-            raise UserError(what, where="evaluation.suites", fix="write them alike, or leave out suite or tools")
-
-
-def _with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query, ...]:
-    """The queries of an environment, whose prompts end within the last message: it may say more in it."""
-    if tools is None or tools.environment is None or not (end := tuple(tools.bridge.opened)):
-        return tuple(queries)
-    for query in queries:
-        if query.prompt_ids[-len(end) :] != end:
-            what = "what the chat template writes behind the last message is encoded in another way there"
-            raise UserError(what, where=f"rollout.environment, row {query.id}", fix="end prompts with a mark or a line")
-    return tuple(replace(query, prompt_ids=query.prompt_ids[: -len(end)]) for query in queries)
-
-
-async def _try_environment(tools: Tools, query: Query) -> None:
-    """Make an instance and reset it with a row: UserError where it cannot begin."""
-    try:
-        await tools.begin("trial", query)
-    finally:
-        await tools.end("trial")
-
-
-def _positions_for_rows(rollout: RolloutConfig, max_positions: int | None) -> int | None:
-    """The positions that a row's prompt and response must fit into: an agent's contexts have a limit of their own.
-
-    UserError where that is above the model's positions.
-    """
-    if rollout.agent is None or max_positions is None:
-        return max_positions
-    if rollout.max_context > max_positions:
-        what = f"rollout.max_context is {rollout.max_context}, and the model has {max_positions} positions"
-        raise UserError(what, where="rollout.max_context", fix="lower it, or use a model with more positions")
-    return None
 
 
 def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
