@@ -158,7 +158,7 @@ def test_a_token_goes_through_the_experts_that_it_chooses_and_its_neighbours_rea
     assert training == pytest.approx(6 * work.active * 4 * (2 * 1024 + 512) / (0.4 * 2250e12))
     read = 2 * (work.parameters - work.in_experts * (15 / 16) ** 8) + 8 * work.cached * (512 + 1024 / 2)
     prompts = 2 * work.active * 4 * 512 / (0.4 * 2250e12)
-    assert sampling == pytest.approx(prompts + 1024 * read / (0.6 * 7700e9))
+    assert sampling == pytest.approx(prompts + 1024 * read / (0.6 * 8000e9))
 
 
 def test_servers_take_the_gpus_that_the_recipe_names() -> None:

@@ -42,7 +42,7 @@ class Card:
 
 
 CARDS = {
-    "B200-180GB": Card(memory=180, teraflops=2250, bandwidth=7700, link=900),
+    "B200-180GB": Card(memory=180, teraflops=2250, bandwidth=8000, link=900),
     "H200-141GB": Card(memory=141, teraflops=989, bandwidth=4800, link=450),
     "H100-80GB": Card(memory=80, teraflops=989, bandwidth=3350, link=450),
     "H100-PCIe-80GB": Card(memory=80, teraflops=756, bandwidth=2000, link=60),
