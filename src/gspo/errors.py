@@ -41,7 +41,7 @@ def writing(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix=fix) from None
+        raise UserError(f"cannot be written: {error.strerror}", where=str(error.filename or path), fix=fix) from None
 
 
 FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a reward function fails

@@ -298,6 +298,13 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": "7"})), PROBLEMS, "contest '7' has no problem 'P0'"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": 8})), PROBLEMS, "contest 8 has no problem 'P0'"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"index": "Q"})), PROBLEMS, "contest 7 has no problem 'Q'"),
+        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"statement": None})), PROBLEMS, "it needs a statement"),
+        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": []})), PROBLEMS, "it needs a statement, and tests"),
+        (
+            rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": [{"input": ""}]})),
+            PROBLEMS,
+            "it needs a statement, and tests",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_how_to_mend_it(

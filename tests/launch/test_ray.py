@@ -122,11 +122,11 @@ except Exception as error:
 def test_a_server_runs_where_ray_has_placed_it_and_is_lost_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
     def heard() -> list[str]:
         assert rank.stdout is not None
-        said = [""]
-        while said[0] != "own":  # what Ray says comes in between
-            said = rank.stdout.readline().split(" ")
-            assert said != [""], "it has ended"
-        return " ".join(said[1:]).split()
+        lines = [""]
+        while not lines[-1].startswith("own "):  # what Ray says comes in between
+            lines.append(rank.stdout.readline())
+            assert lines[-1], "".join(lines)
+        return lines[-1].split()[1:]
 
     def tell() -> str:
         print(file=rank.stdin, flush=True)

@@ -182,7 +182,9 @@ def test_a_tuple_is_as_good_as_a_list_and_a_number_as_its_equal() -> None:
 def test_a_function_must_be_the_programs_own_not_one_of_the_imports_before_it() -> None:
     row = {"tests": [{"function": "gcd", "arguments": [4, 6], "output": 2}]}
     method = "class Solution:\n    def gcd(self, a: int, b: int) -> int:\n        return gcd(a, b)"
-    assert scored(["x = 1", "import math\ngcd = math.gcd", method], row) == [0.0, 1.0, 1.0]
+    held = "class Solution:\n    def __init__(self):\n        self.gcd = lambda a, b: gcd(a, b)"
+    responses = ["x = 1", "import math\ngcd = math.gcd", method, "class Solution: pass", held]
+    assert scored(responses, row) == [0.0, 1.0, 1.0, 0.0, 1.0]
 
 
 @needs("sandbox")

@@ -57,6 +57,13 @@ def test_bytes_cut_anywhere_belong_to_the_token_with_which_all_characters_are_wh
     assert found == [after - before for before, after in zip([0, *whole], whole, strict=False)] + [0]
 
 
+def test_a_response_cut_off_within_a_character_ends_with_the_part_of_it() -> None:
+    letters = byte_letters()
+    names = ["a", "".join(letters[byte] for byte in "😀".encode()[:2]), letters["😀".encode()[2]]]
+    text, found = lengths(decoder(names, decoders.ByteLevel()), names)
+    assert text == "a\N{REPLACEMENT CHARACTER}" and found == [1, 0, 1]
+
+
 def test_a_tokenizer_that_leaves_out_the_first_space_of_a_text_keeps_that_of_a_response() -> None:
     backend = decoder(["▁the", "▁c", "at"], decoders.Metaspace())
     assert lengths(backend, ["▁the", "▁c", "at", "▁the"]) == (" the cat the", [4, 2, 2, 4])

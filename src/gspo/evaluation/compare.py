@@ -1,5 +1,6 @@
 """Compare two models on the questions of a suite that both were asked: paired, so that hard questions cancel."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -69,7 +70,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     """The dotted keys in which two trees differ, with both values as JSON."""
     before, after = leaves(first), leaves(second)
     pairs = {key: (before.get(key, "null"), after.get(key, "null")) for key in before | after}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    return {key: (was, now) for key, (was, now) in pairs.items() if json.loads(was) != json.loads(now)}
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:

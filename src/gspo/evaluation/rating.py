@@ -60,7 +60,14 @@ def read_problems(directory: Path, contests: Sequence[Contest]) -> list[RawRow]:
             what = f"contest {problem[0]!r} has no problem {problem[1]!r}, or the row was given before"
             raise UserError(what, where=where, fix=fix)
         left.remove(problem)
-        rows.append({"prompt": row.pop("statement", None), **row})
+        try:
+            texts = [row["statement"], *(test[name] for test in row["tests"] for name in ("input", "output"))]
+        except (LookupError, TypeError):
+            texts = []
+        if len(texts) < 3 or not all(isinstance(text, str) for text in texts):
+            raise UserError("it needs a statement, and tests with an input and an output", where=where, fix=fix)
+        prompt = row.pop("statement")
+        rows.append({**row, "prompt": prompt})
     if not rows:
         raise UserError("no problem is here", where=str(path), fix="write one problem a line")
     return rows

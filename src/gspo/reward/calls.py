@@ -296,7 +296,10 @@ class _Worker:
         """Deliver replies until the process ends, or sends what is no reply."""
         line = b""
         try:
-            while (line := await reader.readline()).endswith(b"\n"):
+            while True:
+                line = b"more than it may say"  # where it is longer than the limit, readline raises ValueError
+                if not (line := await reader.readline()).endswith(b"\n"):
+                    return
                 number, reply = MESSAGE.validate_json(line, strict=True)
                 num_values, due = self._due[number]
                 if not (reply.kind or reply.user_error or len(reply.values) == num_values):

@@ -14,6 +14,7 @@ from gspo.reward.code_tests import (
     LANGUAGES,
     Asserts,
     CodeTest,
+    FunctionCall,
     InputOutput,
     ProgramTests,
     read_tests,
@@ -27,6 +28,7 @@ _MODULES = ["string", *_NAMES.split(), "builtins", "typing"]
 _IMPORTS = [f"from {name} import *" for name in _MODULES]
 _IMPORTS += [f"import {name}" for name in _MODULES if name not in ("builtins", "typing")]
 _PRELUDE = "; ".join([*_IMPORTS, "sys.setrecursionlimit(50000)"])  # one line, to be run before each program
+_METHOD = "method_of_solution"  # not the method's own name, which the program may have for an import
 
 MAX_VERDICT = 200  # characters
 MAX_WASTED = 1.5  # times the wall time of a test, for what a program sleeps and for the CPU time of tests that it fails
@@ -213,6 +215,14 @@ def _with_imports(code: str, hidden: str = "") -> str:
     return code if re.search(r"^from __future__", code, re.MULTILINE) else f"{_PRELUDE}{hiding}\n{code}"
 
 
+def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
+    """Call the program's function, or the method of its class Solution; never one of the imports, such as math.gcd."""
+    if re.search(r"^class Solution\b", code, re.MULTILINE):
+        source = _with_imports(f"{code}\n\n{_METHOD} = Solution().{test.function}\n")
+        return sandbox().call(source, _METHOD, test.arguments, limits)
+    return sandbox().call(_with_imports(code, hidden=test.function), test.function, test.arguments, limits)
+
+
 def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:
     """Run the program on the test; return whether it passes, and the run."""
     if isinstance(test, InputOutput):
@@ -224,9 +234,7 @@ def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ra
     if isinstance(test, Asserts):
         ran = sandbox().check(program, test.text, test.functions, limits)
         return ran.ending == "finished", ran
-    # No import, such as math.gcd, stands in for the function; a method of Solution may use that of its name.
-    hidden = "" if re.search(r"^class Solution\b", program, re.MULTILINE) else test.function
-    ran = sandbox().call(_with_imports(program, hidden), test.function, test.arguments, limits)
+    ran = _call(program, test, limits)
     value = list(ran.value) if isinstance(ran.value, tuple) else ran.value  # as good to LiveCodeBench
     return ran.ending == "finished" and value in test.values, ran
 

@@ -32,6 +32,7 @@ from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary, step_line
 from gspo.types import Query, Sample
 
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
 _BROKEN = (
     "the policy's log-likelihoods are not finite: its weights are broken\n"
@@ -242,6 +243,8 @@ def token_characters(tokenizer: Any, sample: Sample) -> list[int] | None:
         return None
     if "".join(pieces[:-1]) == sample.text:
         pieces[-1] = ""
+    elif not sample.text.removeprefix("".join(pieces)).strip(_PARTIAL):  # it was cut off within a character
+        pieces[-1] += sample.text.removeprefix("".join(pieces))
     return [*map(len, pieces)] if "".join(pieces) == sample.text else None
 
 

@@ -323,8 +323,7 @@ def answer(names: dict[str, Any]) -> None:
     for line in open(REQUESTS, "rb"):  # noqa: SIM115
         name, arguments, keywords = plain.loads(line)
         try:
-            is_method = hasattr(names.get("Solution"), name)
-            function = getattr(names["Solution"](), name) if is_method else names[name]
+            function = names[name] if name in names else getattr(names["Solution"](), name)
             reply = {"returned": plain.dumps(function(*arguments, **keywords)).decode()}
         except BaseException as error:
             place = error.__traceback__ and error.__traceback__.tb_next

@@ -11,6 +11,7 @@ from torch import Tensor
 from gspo.engine.engine import Completion
 from gspo.types import Experts
 
+_MOST_PIECES = 32  # of a completion: each tensor takes some hundred bytes beside its numbers
 _STEPS_A_COPY = 256  # of the experts that are joined on the device: a copy of all might not fit there
 
 
@@ -49,7 +50,7 @@ class Transcript:
     def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
         """Return all tokens of these completions so far."""
         self._settle()
-        return [self._joined(number)[0].tolist() if number in self._pieces else [] for number in index.tolist()]
+        return [_joined(self._pieces[n])[0].tolist() if n in self._pieces else [] for n in index.tolist()]
 
     def change_weights(self, version: int, *, is_next_drawn: bool) -> None:
         """Note that what is added from now on, or after the next tokens, was drawn with the weights of this version."""
@@ -68,7 +69,7 @@ class Transcript:
         return [self._completion(number, stops, ends.get(number)) for number in numbers]
 
     def _completion(self, number: int, stops: Int[Tensor, "S"], end: int | None) -> Completion:
-        tokens, versions, logprobs, full_logprobs, experts = self._joined(number)
+        tokens, versions, logprobs, full_logprobs, experts = _joined(self._pieces[number])
         stopping = torch.isin(tokens[:end], stops).nonzero()
         length = int(stopping[0]) + 1 if len(stopping) else len(tokens[:end])
         found, counts = versions[:length].unique_consecutive(return_counts=True)
@@ -83,11 +84,6 @@ class Transcript:
             finish_reason="stop" if len(stopping) or end is not None else "length",
             experts=own_experts,
         )
-
-    def _joined(self, number: int) -> list[Any]:
-        """All that is known of a completion, column by column; None for a column that is not there."""
-        columns = zip(*self._pieces[number], strict=True)
-        return [None if column[0] is None else torch.cat(column) for column in columns]
 
     def _settle(self) -> None:
         """Sort the steps since the last time by completion."""
@@ -113,4 +109,12 @@ class Transcript:
             [None] * len(numbers) if column is None else column[order].split(counts.tolist()) for column in columns
         ]
         for number, *pieces in zip(numbers.tolist(), *split, strict=True):
-            self._pieces[number].append(pieces)
+            own = self._pieces[number]
+            own.append(pieces)
+            if len(own) == _MOST_PIECES:
+                self._pieces[number] = [_joined(own)]
+
+
+def _joined(pieces: list[list[Any]]) -> list[Any]:
+    """All that is known of a completion, column by column; None for a column that is not there."""
+    return [None if column[0] is None else torch.cat(column) for column in zip(*pieces, strict=True)]

@@ -22,6 +22,7 @@ LOOPBACK = "127.0.0.1"
 HOSTS = "GSPO_ENGINE_HOSTS"  # of the environment of a rank: the cluster's address, and the names of the actors
 NAMESPACE = "gspo"  # in which Ray knows them
 _ANSWER_SECONDS = 30.0  # of an actor
+_START_SECONDS = 300.0  # for the first: its process imports torch, on a node that may have just come
 
 
 class LostHostError(RunError):
@@ -120,7 +121,7 @@ class RayHost:
     def __init__(self, actor: Any, own_address: str) -> None:
         """`own_address` is that of rank 0's node, where a server is reached without the network."""
         self._actor, self.log, self.address = actor, Path(), ""
-        address = self._answer(actor.address)
+        address = self._answer(actor.address, seconds=_START_SECONDS)
         self.address = LOOPBACK if address == own_address else address
 
     def free_port(self) -> int:
@@ -153,11 +154,11 @@ class RayHost:
         except LostHostError as error:
             return error
 
-    def _answer(self, method: Any, *arguments: Any) -> Any:
+    def _answer(self, method: Any, *arguments: Any, seconds: float = _ANSWER_SECONDS) -> Any:
         import ray
 
         try:
-            return ray.get(method.remote(*arguments), timeout=_ANSWER_SECONDS)
+            return ray.get(method.remote(*arguments), timeout=seconds)
         except ray.exceptions.RayError as error:
             # Of an error that was raised there, the last line says what it is.
             reason = str(error).strip().rpartition("\n")[2] if isinstance(error, ray.exceptions.RayTaskError) else ""
