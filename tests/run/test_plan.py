@@ -1,6 +1,7 @@
 """A plan for GPUs that are not here: what fits by the formula of memory, and what a step's time goes by."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from gspo.errors import UserError
 from gspo.recipe.load import make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.run.memory import memory_of
-from gspo.run.minutes import Work, work_of
+from gspo.run.minutes import Work, in_words, operations, work_of
 from gspo.run.plan import (
     CARDS,
     PROMPT_TOKENS,
     Gpus,
+    Servers,
     changes_to_fit,
     gpus_of,
     largest_micro_batch,
+    least_ranks,
     plan,
     seconds_of,
     servers_of,
@@ -49,6 +52,9 @@ MIXTURE: dict[str, Any] = {
 }
 
 
+TOKENS = "actor.importance_sampling_level=sequence_token"  # have advantages of their own, by a teacher
+
+
 def recipe_of(*words: str, **sections: Any) -> Recipe:
     tree: dict[str, Any] = {"name": "p", "steps": 10, "model": {"path": "m"}, "queries": {"path": "absent.jsonl"}}
     tree |= {"reward": "math", **sections}
@@ -71,7 +77,7 @@ def most(recipe: Recipe, config: Any, num_ranks: int) -> float:
     ("text", "number", "name"),
     [
         ("8xH100-80GB", 8, "H100-80GB"),
-        ("16xa100-40gb", 16, "A100-40GB"),
+        ("16Xa100-40gb", 16, "A100-40GB"),
         ("H200", 1, "H200-141GB"),
         ("2xRTX4090", 2, "RTX4090-24GB"),
     ],
@@ -80,7 +86,7 @@ def test_gpus_are_read(text: str, number: int, name: str) -> None:
     assert gpus_of(text) == Gpus(number=number, name=name)
 
 
-@pytest.mark.parametrize("text", ["8xH1000", "0xH100-80GB", "A100", "eight", "", "8x"])
+@pytest.mark.parametrize("text", ["8xH1000", "0xH100-80GB", "5000xH100-80GB", "A100", "eight", "", "8x"])
 def test_other_gpus_are_refused_with_all_that_there_are(text: str) -> None:
     with pytest.raises(UserError, match="--on") as error:
         gpus_of(text)
@@ -126,16 +132,36 @@ def test_the_largest_micro_batch_fits_and_its_double_does_not() -> None:
     assert most(recipe_of(f"actor.micro_batch_tokens={2 * tokens}"), config, 8) > gpus.room
 
 
+def test_fewer_gpus_than_the_least_do_not_fit() -> None:
+    recipe, gpus = recipe_of("actor.micro_batch_tokens=2048"), gpus_of("32xA100-80GB")
+    config, work = sized(recipe, DENSE)
+    least = least_ranks(recipe, config, gpus, work, 32)
+    assert 1 < least < 32
+    assert most(recipe, config, least) <= gpus.room < most(recipe, config, least - 1)
+
+
+def test_what_is_proposed_is_smaller_than_what_the_recipe_has_and_of_the_stage_that_is_short() -> None:
+    gpus, words = gpus_of("1xH100-80GB"), ["actor.micro_batch_tokens=1600", "rollout.max_new_tokens=1024"]
+    config, work = sized(recipe_of(*words), {**DENSE, "num_hidden_layers": 4, "num_key_value_heads": 28})
+    assert changes_to_fit(recipe_of(*words), config, gpus, work, 1) == ["rollout.max_rows=64"]
+    assert changes_to_fit(recipe_of(*words, "rollout.max_rows=60"), config, gpus, work, 1) == []
+    small = replace(gpus, name="A10-24GB")
+    words += ["actor.gradient_checkpointing=true", "rollout.max_rows=60"]
+    for engine in ({}, {"engine": "vllm", "vllm": {"python": "p"}}):
+        changes = changes_to_fit(recipe_of(*words, rollout=engine), config, small, work, 1)
+        assert changes in (["actor.micro_batch_tokens=1536", "model.lora={}"], ["model.lora={}"])
+
+
 def test_time_goes_by_products_and_by_what_is_read() -> None:
-    recipe = recipe_of("actor.micro_batch_tokens=100000", "actor.old_logprobs=engine")
+    recipe = recipe_of("actor.micro_batch_tokens=500000", "actor.old_logprobs=engine", "rollout.max_new_tokens=4096")
     _, work = sized(recipe, DENSE)
-    sampling, training = seconds_of(recipe, work, gpus_of("1xH100-80GB"), 0)
-    tokens = 64 * (8 * 1024 + 512)
+    sampling, training = seconds_of(recipe, work, gpus_of("1xH100-80GB"), Servers())
+    tokens = 64 * (8 * 4096 + 512)
     assert training == pytest.approx(6 * work.parameters * tokens / (0.4 * 989e12))
-    cache = 512 * work.cached * (512 + 1024 / 2)
+    cache = 512 * work.cached * (512 + 4096 / 2)
     prompts = 2 * work.parameters * 64 * 512 / (0.4 * 989e12)
-    assert sampling == pytest.approx(prompts + 1024 * (2 * work.parameters + cache) / (0.6 * 3350e9))
-    half = seconds_of(recipe, work, gpus_of("2xH100-80GB"), 0)
+    assert sampling == pytest.approx(prompts + 4096 * (2 * work.parameters + cache) / (0.6 * 3350e9))
+    half = seconds_of(recipe, work, gpus_of("2xH100-80GB"), Servers())
     assert half[1] == pytest.approx(training / 2)
     assert sampling / 2 < half[0] < sampling, "each reads all weights"
 
@@ -145,28 +171,65 @@ def test_small_micro_batches_wait_for_weights_of_other_ranks() -> None:
     for tokens in (1536, 3072):
         recipe = recipe_of(f"actor.micro_batch_tokens={tokens}")
         _, work = sized(recipe, DENSE)
-        times.append(seconds_of(recipe, work, gpus_of("16xRTX4090"), 0)[1])
+        times.append(seconds_of(recipe, work, gpus_of("16xRTX4090"), Servers())[1])
     micro_batches = 64 * (8 * 1024 + 512) // 4 // 16 // 1536 + 1
     assert times[0] == pytest.approx(8 * work.parameters * 4 * micro_batches / 14e9)
     assert times[1] < 0.6 * times[0]
 
 
+def test_between_hosts_the_network_is_the_slowest_link() -> None:
+    recipe = recipe_of("actor.micro_batch_tokens=1536", "model.lora={}")
+    _, work = sized(recipe, DENSE)
+    micro_batches = {number: -(-64 * (8 * 1024 + 512) // 4 // number // 1536) for number in (8, 16)}
+    for number, link in ((8, 60e9), (16, 50e9)):
+        slow = replace(work, active=1)  # so that nothing but the exchange takes time
+        gathered = 2 * 2 * work.parameters * 4 * micro_batches[number]
+        found = seconds_of(recipe, slow, gpus_of(f"{number}xH100-PCIe-80GB"), Servers())[1]
+        assert found == pytest.approx(gathered / link), "of an adapter no gradient of all weights is exchanged"
+
+
+def test_passes_of_a_step_are_counted() -> None:
+    """In operations for each parameter and token: 2 forwards, 4 backwards, 2 where weights have no gradient."""
+    engine = "actor.old_logprobs=engine"
+    assert operations(recipe_of(engine)) == 6
+    assert operations(recipe_of(engine, "model.lora={}")) == 4
+    assert operations(recipe_of(engine, "actor.gradient_checkpointing=true", "actor.epochs=2")) == 16
+    assert operations(recipe_of(engine, "actor.kl.coefficient=0.1")) == 8
+    assert operations(recipe_of(engine, TOKENS, "teacher.path=t")) == 8
+    assert operations(recipe_of()) == 6 + 2 * 3 / 4
+
+
+def test_a_token_of_the_embedded_engine_takes_what_launching_its_kernels_takes() -> None:
+    """An H200 took 27 ms for a token of 28 layers."""
+    recipe = recipe_of("rollout.queries_per_step=8")
+    _, work = sized(recipe, {**DENSE, "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14})
+    sampling, _ = seconds_of(recipe, work, gpus_of("1xH200"), Servers())
+    assert sampling == pytest.approx(1024 * 0.027, rel=0.03)
+
+
 def test_a_token_goes_through_the_experts_that_it_chooses_and_its_neighbours_read_more() -> None:
     recipe = recipe_of("rollout.queries_per_step=4", "rollout.group_size=2", "actor.old_logprobs=engine")
     _, work = sized(recipe, MIXTURE)
-    sampling, training = seconds_of(recipe, work, gpus_of("1xB200"), 0)
-    assert training == pytest.approx(6 * work.active * 4 * (2 * 1024 + 512) / (0.4 * 2250e12))
+    sampling, training = seconds_of(recipe, work, gpus_of("1xL4"), Servers())
+    assert training == pytest.approx(6 * work.active * 4 * (2 * 1024 + 512) / (0.4 * 121e12))
     read = 2 * (work.parameters - work.in_experts * (15 / 16) ** 8) + 8 * work.cached * (512 + 1024 / 2)
-    prompts = 2 * work.active * 4 * 512 / (0.4 * 2250e12)
-    assert sampling == pytest.approx(prompts + 1024 * read / (0.6 * 8000e9))
+    prompts = 2 * work.active * 4 * 512 / (0.4 * 121e12)
+    assert sampling == pytest.approx(prompts + 1024 * read / (0.6 * 300e9))
 
 
-def test_servers_take_the_gpus_that_the_recipe_names() -> None:
-    named = recipe_of(rollout={"engine": "vllm", "vllm": {"python": "p", "devices": ["0,1", "2,3"]}})
-    config, work = sized(named, DENSE)
-    assert servers_of(named, config, work, gpus_of("8xH100-80GB")) == 4
-    placed = recipe_of(rollout={"engine": "sglang"}, cluster={"engines": 3, "gpus_per_engine": 2})
-    assert servers_of(placed, config, work, gpus_of("8xH100-80GB")) == 6
+def test_servers_have_the_gpus_that_the_recipe_names() -> None:
+    def found(**sections: Any) -> Servers:
+        recipe = recipe_of(**sections)
+        return servers_of(recipe, *sized(recipe, DENSE), gpus_of("8xH100-80GB"))
+
+    assert found(rollout={"engine": "vllm", "vllm": {"python": "p", "devices": ["0,1", "2,3"]}}) == Servers(
+        number=2, gpus=4
+    )
+    cluster = {"engines": 3, "gpus_per_engine": 2}
+    assert found(rollout={"engine": "sglang"}, cluster=cluster) == Servers(number=3, gpus=6)
+    urls = ["http://one:8000", "http://two:8000"]
+    assert found(rollout={"engine": "vllm", "vllm": {"urls": urls}}) == Servers(number=2), "which are elsewhere"
+    assert found() == Servers()
 
 
 def test_a_split_is_chosen_where_the_recipe_names_none() -> None:
@@ -175,9 +238,39 @@ def test_a_split_is_chosen_where_the_recipe_names_none() -> None:
     recipe, gpus = recipe_of(rollout=sections), gpus_of("8xH100-80GB")
     config, work = sized(recipe, DENSE)
     chosen = servers_of(recipe, config, work, gpus)
-    steps = {number: max(seconds_of(recipe, work, gpus, number)) for number in range(1, 7)}
-    assert steps[chosen] <= 1.05 * min(steps.values())
-    assert changes_to_fit(recipe, config, gpus, work, 8 - chosen) is not None
+    assert chosen.number == chosen.gpus < 7
+    splits = [Servers(number=number, gpus=number) for number in range(1, 7)]
+    steps = {split.gpus: max(seconds_of(recipe, work, gpus, split)) for split in splits}
+    assert steps[chosen.gpus] <= 1.05 * min(steps.values())
+    assert changes_to_fit(recipe, config, gpus, work, 8 - chosen.gpus) is not None
+
+
+def test_servers_that_sample_ahead_do_so_while_others_train(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 2}))
+    servers = {"engine": "vllm", "vllm": {"python": "p", "devices": ["0", "1"]}}
+    lines = []
+    for staleness in (0, 1):
+        rollout = {**servers, "max_staleness": staleness, "max_new_tokens": 4096}
+        recipe = recipe_of(rollout=rollout, model={"path": str(tmp_path)})
+        lines.append(next(line for line in plan(recipe, "8xH100-80GB") if line.startswith("time")))
+    recipe = recipe_of(rollout=rollout, model={"path": str(tmp_path)})
+    _, work = sized(recipe, {**DENSE, "num_hidden_layers": 2})
+    parts = seconds_of(recipe, work, gpus_of("8xH100-80GB"), Servers(number=2, gpus=2))
+    for line, seconds in zip(lines, (sum(parts), max(parts)), strict=True):
+        assert f"a step about {in_words(seconds)}:" in line
+
+
+def test_servers_elsewhere_take_no_gpu_and_no_time_that_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 2}))
+    recipe = recipe_of(rollout={"engine": "vllm", "vllm": {"urls": ["http://a:1"]}}, model={"path": str(tmp_path)})
+    said = "\n".join(plan(recipe, "2xA100-80GB"))
+    assert "processes   2," in said and "servers     1 elsewhere" in said and " 0 s sampling" in said
+
+
+def test_a_server_that_cannot_hold_the_weights_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 56}))
+    rollout = {"engine": "vllm", "vllm": {"python": "p", "devices": ["0"]}}
+    assert "weights do not fit" in list(plan(recipe_of(rollout=rollout, model={"path": str(tmp_path)}), "8xL4"))[-1]
 
 
 @pytest.mark.parametrize("shape", [DENSE, MIXTURE], ids=["dense", "mixture"])
@@ -224,3 +317,15 @@ def test_a_check_plans_with_the_prompts_of_the_data() -> None:
     longest = int(planned.split("prompts of ")[1].split()[0])
     assert int(queries.split()[2]) <= longest < 40
     assert any(line.startswith("on          1 × L4-24GB") for line in lines)
+
+
+def test_a_vocabulary_that_only_the_tokenizer_knows_is_said_to_be_assumed() -> None:
+    architecture = {key: value for key, value in DENSE.items() if key != "vocab_size"} | {"num_hidden_layers": 2}
+    recipe = recipe_of(model={"architecture": architecture, "tokenizer": "fit"})
+    assert any("the vocabulary is taken to be of 151,936 tokens" in line for line in plan(recipe, "1xH100-80GB"))
+
+
+def test_a_teacher_is_counted_by_its_config_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 2}))
+    recipe = recipe_of(TOKENS, f"teacher.path={tmp_path}", model={"path": str(tmp_path)})
+    assert any(line.split()[:1] == ["teacher"] for line in plan(recipe, "1xH200"))

@@ -182,7 +182,7 @@ def _teacher_size(recipe: Recipe) -> int:
     if recipe.teacher.path is None:
         return 0
     teacher = ModelConfig(path=recipe.teacher.path, trust_remote_code=recipe.model.trust_remote_code)
-    return _count(empty_model(teacher, load_config(teacher)))
+    return _count(empty_model(teacher, load_config(teacher, is_whole=False)))
 
 
 def _saved(model: Any, width: int) -> float:

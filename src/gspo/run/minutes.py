@@ -134,7 +134,8 @@ def sampling_seconds(
 def training_seconds(recipe: Recipe, work: Work, speed: Speed, num_ranks: int = 1, link: float = math.inf) -> float:
     """The seconds of a step's passes, where a group shares its prompt: of products, or of what ranks exchange.
 
-    That is the weights, gathered twice, and the gradient in float32 for each micro-batch, at `link` bytes a second.
+    That is the weights, gathered twice, and their gradient in float32 for each micro-batch, at `link` bytes a second;
+    an adapter's gradient is small.
     """
     rollout, actor = recipe.rollout, recipe.actor
     tokens = rollout.queries_per_step * (rollout.group_size * rollout.max_new_tokens + work.prompt_tokens)
@@ -142,7 +143,8 @@ def training_seconds(recipe: Recipe, work: Work, speed: Speed, num_ranks: int = 
     if num_ranks == 1 or recipe.trainer.sharding == "none":
         return computing
     micro_batches = math.ceil(tokens / actor.mini_batches / num_ranks / actor.micro_batch_tokens)
-    moved = (2 * work.width + 4) * work.parameters * actor.updates_per_step * micro_batches
+    bytes_of_each = 2 * work.width + (0 if recipe.model.lora else 4)
+    moved = bytes_of_each * work.parameters * actor.updates_per_step * micro_batches
     return max(computing, moved / link)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,11 +22,11 @@ PROMPT_TOKENS = 512  # where neither the data nor queries.max_prompt_tokens say 
 PER_HOST = 8
 _USABLE = 0.9  # of a GPU's memory: the rest is for CUDA, libraries and gaps
 _COMPUTING, _READING = 0.4, 0.6  # of a data sheet's operations and bytes a second: what good programs reach
-_LAUNCHES, _LAUNCH_SECONDS = 15, 8e-6  # kernels that a layer starts for a token, and what one takes to start
+_LAUNCHES, _LAUNCH_SECONDS = 59, 16e-6  # kernels of a layer and token, and what one takes to start: on an H200
 _NETWORK = 50.0  # GB/s of a GPU to other hosts
 _WIDTH = 2  # bytes of a number in bfloat16
-_NUMBERS = [2**power for power in range(13)]  # of GPUs
-_LEVERS = ("actor.gradient_checkpointing=true", "rollout.max_rows=64", "rollout.max_rows=8")
+_MOST = 4096  # GPUs
+_UPDATE, _SAMPLING = "in the update", "while sampling"  # the stages of memory_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +82,25 @@ class Gpus:
         return _USABLE * self.card.memory * 2**30
 
 
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """The servers of a plan, and the GPUs that they have together.
+
+    Example: Servers(number=4, gpus=8); with the embedded engine, Servers(); elsewhere, at given addresses, gpus=0
+    """
+
+    number: int = 0
+    gpus: int = 0
+
+
 def gpus_of(text: str) -> Gpus:
     """Read such as 8xH100-80GB, or 8xH100 where there is one of that name; UserError for what is none."""
-    number, _, name = text.partition("x") if re.match(r"\d+x", text) else ("1", "", text)
+    number, _, name = text.lower().partition("x") if re.match(r"\d+x", text.lower()) else ("1", "", text.lower())
     known = {card.lower(): card for card in CARDS}
-    close = [card for lower, card in known.items() if lower.rpartition("-")[0] == name.lower()]
-    found = known.get(name.lower()) or (close[0] if len(close) == 1 else None)
-    if found is None or not int(number):
-        what = "there is no such GPU" if int(number) else "a plan needs a GPU at least"
+    close = [card for lower, card in known.items() if lower.rpartition("-")[0] == name]
+    found = known.get(name) or (close[0] if len(close) == 1 else None)
+    if found is None or not 0 < int(number) <= _MOST:
+        what = "there is no such GPU" if found is None else f"a plan is for 1 to {_MOST:,} GPUs"
         fix = f"write such as 8xH100-80GB; there are {', '.join(CARDS)}"
         raise UserError(f"{text!r}: {what}", where="--on", fix=fix)
     return Gpus(number=int(number), name=found)
@@ -100,6 +112,9 @@ def plan(recipe: Recipe, on: str) -> Iterator[str]:
     quiet_transformers()
     config = load_config(recipe.model, is_whole=False)
     yield f"recipe      {recipe.name}, {recipe.steps} steps"
+    if recipe.model.architecture is not None and "vocab_size" not in recipe.model.architecture:
+        size = f"{config.get_text_config().vocab_size:,} tokens, for the tokenizer is not read"
+        yield f"note        the vocabulary is taken to be of {size}: give model.architecture.vocab_size"
     yield from plan_lines(recipe, config, gpus, recipe.queries.max_prompt_tokens or PROMPT_TOKENS)
 
 
@@ -110,24 +125,27 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
     active = f", {_billions(work.active)} of them for a token" if work.active < work.parameters else ""
     yield f"model       {config.model_type}: {_billions(work.parameters)} parameters{active}"
     each = f"{card.memory:g} GiB, {card.teraflops:g} TFLOP/s, {card.bandwidth:,.0f} GB/s each"
-    yield f"on          {gpus.number} × {gpus.name}: {each}, by its data sheet; gspo was never measured on it"
+    yield f"on          {gpus.number} × {gpus.name}: {each}, by its data sheet and not measured"
     yield f"lengths     prompts of {prompt_tokens:,} tokens, responses of {recipe.rollout.max_new_tokens:,}"
-    num_servers = servers_of(recipe, config, work, gpus)
-    num_ranks = gpus.number - num_servers
+    servers = servers_of(recipe, config, work, gpus)
+    num_ranks = gpus.number - servers.gpus
     if num_ranks < 1:
-        yield f"note        servers take {num_servers} of {gpus.number} GPUs, and none is left to train on"
+        yield f"note        servers take {servers.gpus} of {gpus.number} GPUs, and none is left to train on"
         return
-    beside = f", and {num_servers} GPUs for servers of {recipe.rollout.engine}" if num_servers else ""
-    yield f"processes   {num_ranks}, one for each GPU that trains{beside}"
-    memory = _memory(recipe, config, work, num_ranks)
-    yield from _picture(memory, gpus)
-    if num_servers:
-        size, tokens = _server_size(work, gpus), _cache_tokens(work, gpus)
-        yield f"servers     {num_servers // size}, of {size} GPUs each; the cache of one holds {tokens:,.0f} tokens"
+    yield f"processes   {num_ranks}, one for each GPU that trains"
+    if servers.gpus:
+        tokens = _cache_tokens(work, gpus, servers)
+        yield f"servers     {servers.number} on {servers.gpus} GPUs; the cache of one holds {tokens:,.0f} tokens"
+        if tokens <= 0:
+            yield "note        a server's weights do not fit on its GPUs: give it more of them"
+            return
+    elif servers.number:
+        yield f"servers     {servers.number} elsewhere: what they take to sample is not counted"
+    yield from _picture(_memory(recipe, config, work, num_ranks), gpus)
     changes = changes_to_fit(recipe, config, gpus, work, num_ranks)
     if changes is None:
         yield "change      no setting that gspo knows of makes it fit: take a smaller model, or more GPUs"
-        if recipe.rollout.engine == "embedded" and num_ranks > 1:
+        if not servers.number and num_ranks > 1:
             yield "            each of them holds the whole model while it samples; servers have GPUs of their own"
         return
     if changes:
@@ -136,66 +154,66 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
         tokens = largest_micro_batch(recipe, config, gpus, work, num_ranks)
         yield f"micro-batch up to {tokens:,} tokens fit; the recipe has {recipe.actor.micro_batch_tokens:,}"
     changed = _changed(recipe, changes)
-    fewer = [number for number in _NUMBERS if number < num_ranks]
-    least = next((number for number in fewer if _fits(changed, config, gpus, work, number)), num_ranks)
+    least = least_ranks(changed, config, gpus, work, num_ranks)
     yield f"least       it fits where {least} × {gpus.name} or more train"
-    sampling, training = seconds_of(changed, work, gpus, num_servers)
-    step = _step(recipe, sampling, training, num_servers)
+    sampling, training = seconds_of(changed, work, gpus, servers)
+    step = _step(recipe, sampling, training, servers)
     sampled = recipe.rollout.queries_per_step * recipe.rollout.group_size * recipe.rollout.max_new_tokens
     yield f"time        a step about {in_words(step)}: {in_words(sampling)} sampling, {in_words(training)} training"
     yield f"            {recipe.steps} steps {in_words(recipe.steps * step)}; rewards and evaluations come on top"
     yield f"speed       {sampled / step / gpus.number:,.0f} tokens of responses a second and GPU"
 
 
-def servers_of(recipe: Recipe, config: Any, work: Work, gpus: Gpus) -> int:
-    """The GPUs of servers: those that the recipe names, else the fewest with which its steps are about shortest.
+def servers_of(recipe: Recipe, config: Any, work: Work, gpus: Gpus) -> Servers:
+    """The servers that the recipe names, else the fewest with which its steps are about shortest.
 
-    Where none of the rest can train the model, they are half of all.
+    Where none of the rest can train the model, they have half of all GPUs.
     """
     rollout, cluster = recipe.rollout, recipe.cluster
     if rollout.engine == "embedded":
-        return 0
-    devices = getattr(rollout, rollout.engine).devices
-    if named := cluster.engines * cluster.gpus_per_engine or sum(1 + entry.count(",") for entry in devices):
-        return named
-    size = _server_size(work, gpus)
-    numbers = range(size, gpus.number, size)
-    least = _changed(recipe, changes_of(recipe, work)[-1])
-    able = [n for n in numbers if _fits(least, config, gpus, work, gpus.number - n)]
-    seconds = {n: _step(recipe, *seconds_of(recipe, work, gpus, n), n) for n in able}
-    close = 1.05 * min(seconds.values(), default=0.0)
-    return next((n for n in able if seconds[n] <= close), max(gpus.number // 2, size))
+        return Servers()
+    named = getattr(rollout, rollout.engine)
+    if named.urls:
+        return Servers(number=len(named.urls))
+    if cluster.engines:
+        return Servers(number=cluster.engines, gpus=cluster.engines * cluster.gpus_per_engine)
+    if named.devices:
+        return Servers(number=len(named.devices), gpus=sum(1 + entry.count(",") for entry in named.devices))
+    size = 2 ** max(0, math.ceil(math.log2(2 * work.width * work.parameters / gpus.room)))  # half of it for the cache
+    smallest = _changed(recipe, _smaller_updates(recipe, work)[-1])
+    least = least_ranks(smallest, config, gpus, work, gpus.number)
+    splits = [Servers(number=number, gpus=number * size) for number in range(1, (gpus.number - least) // size + 1)]
+    if not splits:
+        return Servers(number=1, gpus=max(gpus.number // 2, size))
+    steps = [_step(recipe, *seconds_of(recipe, work, gpus, split), split) for split in splits]
+    return next(split for split, step in zip(splits, steps, strict=True) if step <= 1.05 * min(steps))
 
 
-def _server_size(work: Work, gpus: Gpus) -> int:
-    """The GPUs that a server's weights need, with as much room again for its cache."""
-    return 2 ** max(0, math.ceil(math.log2(2 * work.width * work.parameters / gpus.room)))
-
-
-def seconds_of(recipe: Recipe, work: Work, gpus: Gpus, num_servers: int) -> tuple[float, float]:
+def seconds_of(recipe: Recipe, work: Work, gpus: Gpus, servers: Servers) -> tuple[float, float]:
     """The seconds that a step samples, and those that it trains, where responses are as long as they may be."""
-    rollout, card, num_ranks = recipe.rollout, gpus.card, gpus.number - num_servers
+    rollout, card, num_ranks = recipe.rollout, gpus.card, gpus.number - servers.gpus
     one = Speed(operations=card.teraflops * 1e12 * _COMPUTING, reading=card.bandwidth * 1e9 * _READING)
     link = 1e9 * (card.link if num_ranks <= PER_HOST else min(card.link, _NETWORK))
     training = training_seconds(recipe, work, one, num_ranks, link)
-    if not num_servers:
+    if not servers.number:
         sampler = replace(one, launch=_LAUNCHES * _LAUNCH_SECONDS)
         return sampling_seconds(rollout.queries_per_step / gpus.number, rollout, work, sampler), training
-    size = _server_size(work, gpus)
+    if not servers.gpus:
+        return 0.0, training
+    size = servers.gpus / servers.number
     server = Speed(operations=size * one.operations, reading=size * one.reading)  # which replays CUDA graphs
-    num_queries = rollout.queries_per_step / max(1, num_servers // size)
-    most_rows = _cache_tokens(work, gpus) / (work.prompt_tokens + rollout.max_new_tokens)
-    return sampling_seconds(num_queries, rollout, work, server, most_rows), training
+    most_rows = _cache_tokens(work, gpus, servers) / (work.prompt_tokens + rollout.max_new_tokens)
+    return sampling_seconds(rollout.queries_per_step / servers.number, rollout, work, server, most_rows), training
 
 
-def _cache_tokens(work: Work, gpus: Gpus) -> float:
+def _cache_tokens(work: Work, gpus: Gpus, servers: Servers) -> float:
     """The tokens that a server's cache holds beside the weights."""
-    return (_server_size(work, gpus) * gpus.room - work.width * work.parameters) / work.cached
+    return (servers.gpus / servers.number * gpus.room - work.width * work.parameters) / work.cached
 
 
-def _step(recipe: Recipe, sampling: float, training: float, num_servers: int) -> float:
+def _step(recipe: Recipe, sampling: float, training: float, servers: Servers) -> float:
     """The seconds of a step: servers sample ahead while others train."""
-    is_ahead = num_servers and recipe.rollout.at_publish != "none"
+    is_ahead = servers.number and recipe.rollout.at_publish != "none"
     return max(sampling, training) if is_ahead else sampling + training
 
 
@@ -216,25 +234,42 @@ def _picture(memory: Memory, gpus: Gpus) -> Iterator[str]:
                 yield f"              {part:<22}{_gib(size):>10}  {'█' * max(1, round(40 * size / widest))}"
 
 
-def changes_of(recipe: Recipe, work: Work) -> list[list[str]]:
-    """The changes of a recipe that save memory, as words of a command line: from none on, the cheapest first."""
-    longest = int(work.prompt_tokens) + recipe.rollout.max_new_tokens
-    halves = [recipe.actor.micro_batch_tokens // 2**power for power in range(1, 8)]
-    smaller = [[f"actor.micro_batch_tokens={tokens}"] for tokens in (*filter(longest.__lt__, halves), longest)]
-    return [[*size, *_LEVERS[:number]] for number in range(len(_LEVERS) + 1) for size in ([], *smaller)]
+def _smaller_updates(recipe: Recipe, work: Work) -> list[list[str]]:
+    """The changes that save memory in the update, as words of a command line: from none on, the cheapest first."""
+    longest, tokens = int(work.prompt_tokens) + recipe.rollout.max_new_tokens, recipe.actor.micro_batch_tokens
+    smaller = [*filter(longest.__lt__, [tokens // 2**power for power in range(1, 8)]), *[longest][: longest < tokens]]
+    sizes = [[], *([f"actor.micro_batch_tokens={size}"] for size in smaller)]
+    levers = [[]] if recipe.actor.gradient_checkpointing else [[], ["actor.gradient_checkpointing=true"]]
+    return [[*size, *lever] for lever in levers for size in sizes]
 
 
 def changes_to_fit(recipe: Recipe, config: Any, gpus: Gpus, work: Work, num_ranks: int) -> list[str] | None:
-    """The first of these changes with which the recipe fits on the GPUs that train; None where none does.
+    """The first changes of the update and of sampling with which both fit on the GPUs that train; None where none do.
 
     At last an adapter in place of all weights, which is another run.
     """
-    changes = changes_of(recipe, work)
-    for words in (*changes, [*changes[-1], "model.lora={}"]):
-        with suppress(UserError):  # not every model can have an adapter
-            if _fits(_changed(recipe, words), config, gpus, work, num_ranks):
+    rows = [[], *([f"rollout.max_rows={number}"] for number in (64, 8) if number < recipe.rollout.max_rows)]
+    choices = {_UPDATE: _smaller_updates(recipe, work), _SAMPLING: rows}
+
+    def found(stage: str, *more: str) -> list[str] | None:
+        """The first of a stage's choices that fits."""
+        for words in choices[stage]:
+            memory = _memory(_changed(recipe, [*words, *more]), config, work, num_ranks)
+            if sum(memory[stage].values()) <= gpus.room:
                 return words
+        return None
+
+    for adapter in ([], ["model.lora={}"])[: 1 if recipe.model.lora else 2]:
+        with suppress(UserError):  # not every model can have an adapter
+            update, sampling = found(_UPDATE, *adapter), found(_SAMPLING, *adapter)
+            if update is not None and sampling is not None:
+                return [*update, *sampling, *adapter]
     return None
+
+
+def least_ranks(recipe: Recipe, config: Any, gpus: Gpus, work: Work, most: int) -> int:
+    """The fewest GPUs, up to so many, on which the recipe trains; one more than these where it does on none."""
+    return 1 + bisect_left(range(1, most + 1), x=True, key=lambda number: _fits(recipe, config, gpus, work, number))
 
 
 def largest_micro_batch(recipe: Recipe, config: Any, gpus: Gpus, work: Work, num_ranks: int) -> int:
