@@ -237,8 +237,8 @@ def _picture(memory: Memory, gpus: Gpus) -> Iterator[str]:
 def _smaller_updates(recipe: Recipe, work: Work) -> list[list[str]]:
     """The changes that save memory in the update, as words of a command line: from none on, the cheapest first."""
     longest, tokens = int(work.prompt_tokens) + recipe.rollout.max_new_tokens, recipe.actor.micro_batch_tokens
-    smaller = [*filter(longest.__lt__, [tokens // 2**power for power in range(1, 8)]), *[longest][: longest < tokens]]
-    sizes = [[], *([f"actor.micro_batch_tokens={size}"] for size in smaller)]
+    smaller = filter(longest.__lt__, [tokens // 2**power for power in range(1, 8)])
+    sizes = [[], *([f"actor.micro_batch_tokens={size}"] for size in (*smaller, longest))]
     levers = [[]] if recipe.actor.gradient_checkpointing else [[], ["actor.gradient_checkpointing=true"]]
     return [[*size, *lever] for lever in levers for size in sizes]
 
@@ -248,7 +248,8 @@ def changes_to_fit(recipe: Recipe, config: Any, gpus: Gpus, work: Work, num_rank
 
     At last an adapter in place of all weights, which is another run.
     """
-    rows = [[], *([f"rollout.max_rows={number}"] for number in (64, 8) if number < recipe.rollout.max_rows)]
+    # What is no smaller than the recipe's own fits where that does, and is not reached.
+    rows = [[], ["rollout.max_rows=64"], ["rollout.max_rows=8"]]
     choices = {_UPDATE: _smaller_updates(recipe, work), _SAMPLING: rows}
 
     def found(stage: str, *more: str) -> list[str] | None:
