@@ -9,8 +9,8 @@ VLLM := .venv-vllm
 WORKERS = $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What needs a server of `make vllm`, or the model of `make smollm2`.
-REAL := tests/test_real_model.py tests/test_engines_end_to_end.py $(addprefix tests/engine/server/,test_vllm.py test_vllm_experts.py test_vllm_process.py)
+# What needs a server of `make vllm`, the model of `make smollm2`, or minutes.
+REAL := tests/test_real_model.py tests/test_pretended_gpu.py tests/test_engines_end_to_end.py $(addprefix tests/engine/server/,test_vllm.py test_vllm_experts.py test_vllm_process.py)
 
 .PHONY: train test test-rest test-all faults lint format docs bench smollm2 soak study vllm install clean
 

@@ -1,0 +1,39 @@
+"""Run commands of gspo on a pretended GPU: `python -m tests.pretended_gpu DIRECTORY < commands`.
+
+Each line of the input is a command's words as JSON. Each gets a line of output that begins with MARK: its exit status,
+what waited for the GPU in it, by line, and what was copied there while the host waited.
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from tests.pretended_gpu import guard
+
+MARK = "pretended GPU: "
+
+
+def main() -> None:
+    """Run the commands in this directory, where what the pretence needs is built, too."""
+    guard.load(Path(sys.argv[1]))  # before torch is imported
+
+    from tests.pretended_gpu import gpu
+
+    from gspo import cli
+
+    gpu.install()
+    for line in sys.stdin:
+        try:
+            with gpu.PretendedGpu():
+                status = cli.main(json.loads(line))
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            status = 1
+        print(MARK + json.dumps({"status": status, "waits": gpu.waits, "copies": gpu.copies}), flush=True)
+        gpu.waits.clear()
+        gpu.copies.clear()
+
+
+if __name__ == "__main__":
+    main()
