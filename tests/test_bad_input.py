@@ -165,7 +165,7 @@ def test_a_missing_recipe_is_named_with_those_there_are(failing: Failing) -> Non
         (b"name: [a,\nsteps: }", "not valid YAML"),
         (b"name: caf\xe9", "UTF-8"),
         (b"- a list", "mapping"),
-        (b"", "mapping"),
+        (b"", "it is empty"),
         (b"name: x\nsteps: 1\nsteps: 2", "'steps' is given twice"),
         (b"name: x\n1: 2\n", "1"),
         (b"steps: 1\nmodel: {path: x}", "name"),
@@ -204,6 +204,17 @@ def test_a_model_directory_without_weights_or_tokenizer_or_config_is_refused(
             message = failing(command, TINY, *OWN_MODEL, *data, "model.path=model")
             assert "model: " in message and named in message
         shutil.rmtree("model")
+
+
+def test_weights_whose_download_has_not_ended_are_refused(failing: Failing, saved_model: Path) -> None:
+    shutil.copytree(saved_model, "model")
+    file = Path("model/model.safetensors")
+    for size in (0, file.stat().st_size // 2):
+        file.write_bytes(file.read_bytes()[:size])
+        for command in ("train", "check"):
+            message = failing(command, TINY, *OWN_MODEL, *OWN_DATA, "queries.path=rows.jsonl", "model.path=model")
+            assert "model/model.safetensors: it is no whole file of weights" in message and "fetch it again" in message
+        shutil.copy(saved_model / "model.safetensors", file)
 
 
 def test_an_adapter_is_told_from_a_model(failing: Failing) -> None:

@@ -168,13 +168,18 @@ def test_rows_with_the_same_prompt_are_not_all_held_out() -> None:
 
 def test_nothing_is_overwritten_and_the_message_says_where_else_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     write("rows.jsonl", rows_of("What is {}?", answer="[]"))
-    for file, option in {"mine.yaml": "--name", "rewards.py": "--out"}.items():
+    Path("rewards.py").write_text("precious", encoding="utf-8")
+    for file in ("mine.yaml", "rewards_mine.py"):
         Path(file).write_text("precious", encoding="utf-8")
         before = sorted(Path().iterdir())
         assert cli.main(["init", "--data", "rows.jsonl", "--model", "chat", "--name", "mine"]) == 2
-        assert file in (error := capsys.readouterr().err) and option in error
+        error = capsys.readouterr().err
+        assert file in error and "--name" in error and "--out" in error
         assert Path(file).read_text(encoding="utf-8") == "precious" and sorted(Path().iterdir()) == before
         Path(file).unlink()
+    init("--data", "rows.jsonl")  # beside the other's
+    assert "rewards_mine.py:score" in Path("mine.yaml").read_text(encoding="utf-8")
+    assert Path("rewards.py").read_text(encoding="utf-8") == "precious" and Path("rewards_mine.py").exists()
 
 
 def test_a_recipe_in_another_directory_works_from_there_and_from_here(

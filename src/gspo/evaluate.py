@@ -102,7 +102,7 @@ def evaluate(
             description = engine.describe()
             for eval_set, queries in zip(sets, pending, strict=True):
                 sampling = eval_set.sampling
-                count = f"{len(queries)} questions, {sampling.group_size} samples each"
+                count = f"{len(queries)} questions, {sampling.group_size} sample{'s' * (sampling.group_size != 1)} each"
                 display.note(f"{eval_set.name}: {count}, at most {sampling.max_new_tokens} tokens")
                 size = max(1, _CHUNK * recipe.rollout.max_rows // sampling.group_size)
                 for start in range(0, len(queries), size):

@@ -95,20 +95,24 @@ def init(
 ) -> list[str]:
     """Write NAME.yaml and rewards.py into the directory `out`; returns lines on what was read and what to run.
 
+    Where there is a rewards.py, it is rewards_NAME.py.
+
     `answer` names the column with the right answers, where none of the usual names does. `queries` are keys of that
     section: prompt, config and split. Raises UserError before anything is written.
     """
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem).strip("-._") or "my-run"
     recipe_file, reward_file = out / f"{name}.yaml", out / "rewards.py"
+    if os.path.lexists(reward_file):  # of another recipe
+        reward_file = out / f"rewards_{name}.py"
     for file in (recipe_file, reward_file):
         if os.path.lexists(file):
-            fix = "add --out DIRECTORY" + " or --name NAME" * (file == recipe_file)
+            fix = "add --out DIRECTORY or --name NAME"
             raise UserError("this file exists, and none is overwritten", where=str(file), fix=fix)
     given = {"path": data, **{key: value for key, value in queries.items() if value is not None}, "overlong": "filter"}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, "actor": {"mini_batches": 1}}
     draft |= {"rollout": {"queries_per_step": 1, "max_new_tokens": _MIN_NEW_TOKENS}, "evaluation": {"num_queries": 0}}
     try:
-        values = _values(make_recipe(draft, where="gspo init"), out, answer)
+        values = _values(make_recipe(draft, where="gspo init"), reward_file, answer)
     except UserError as error:  # of a recipe's keys
         parts = (error.what, error.where or "", error.fix or "")
         what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
@@ -127,7 +131,7 @@ def init(
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
 
 
-def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
+def _values(draft: Recipe, reward_file: Path, answer: str | None) -> dict[str, Any]:
     """Return what fills the templates: of the draft's data and model, and of this machine."""
     from gspo.model.inputs import quiet_transformers
     from gspo.model.load import load_config, load_tokenizer, max_positions
@@ -137,7 +141,7 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     data, model, queries = str(draft.queries.path), str(draft.model.path), draft.queries
     rows = load_rows(draft)
     config, tokenizer, first = load_config(draft.model), load_tokenizer(model), rows.train[0]
-    asks, reward = _reward(rows.train, answer)
+    asks, reward = _reward(rows.train, answer, reward_file.name)
     render = partial(render_rows, tokenizer=tokenizer, max_positions=max_positions(config))
     rendered, instruction = render(rows, recipe=draft).train, dict[str, str]()
     if asks and not _HAS_INSTRUCTION.search(str(first.prompt)):
@@ -150,7 +154,7 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
                 break
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(draft, config, max(lengths), len({str(row.prompt) for row in rows.train}))
-    if out.resolve() != Path.cwd():  # then paths are absolute, but for hub ids
+    if reward_file.parent.resolve() != Path.cwd():  # then paths are absolute, but for hub ids
         data, model = (str(Path(path).absolute()) if Path(path).exists() else path for path in (data, model))
     keys = {"config": queries.config, "prompt": queries.prompt, **instruction}
     keys |= {"split": queries.split} if queries.split != "train" else {}
@@ -235,7 +239,7 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     }
 
 
-def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str]]:
+def _reward(rows: Sequence[Any], answer: str | None, file: str) -> tuple[str, dict[str, str]]:
     """Return what asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
     first = rows[0].clean_columns
     usual = (name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted)
@@ -246,13 +250,13 @@ def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str
     builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     quoted = json.dumps(column, ensure_ascii=False)
     options = "" if column == "answer" else f"\n    options: {{answer_column: {quoted}}}"
-    entry = "- function: rewards.py:score # "
+    entry = f"- function: {file}:score # "
     verifier = f"\n  - function: {builtin} # {about}{options}\n  # {entry}one of your own, once it is written"
     names = [name for name in first if name.isidentifier() and not iskeyword(name)]
     return asks, {
         "builtin": builtin,
         "reward": verifier if builtin else f"\n  {entry}{about}",
-        "about_reward": f"{builtin or 'rewards.py'}: {about}",
+        "about_reward": f"{builtin or file}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
         "parameters": "".join(f"{name}, " for name in names if name not in ("completions", "columns")),
         "text": "completion" if isinstance(rows[0].prompt, str) else "completion[-1]['content']",

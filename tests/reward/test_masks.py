@@ -196,6 +196,18 @@ def test_strictly_every_failure_ends_the_run(weight: float, groups: Any) -> None
         score(groups(*[["a"]] * 9, ["a"] * 10), [function], strict=True)
 
 
+def test_a_wrong_number_of_scores_is_said_though_each_completion_by_itself_has_one(groups: Any) -> None:
+    def counts_wrong(**columns: Any) -> list[float]:
+        return [1.0]
+
+    warnings: list[tuple[str, str]] = []
+    function = RewardFunction(name="f", call=counts_wrong)
+    scored = score(groups(["a"] * 4), [function], warn=lambda *pair: warnings.append(pair))
+    assert rewards(scored) == [1.0] * 4
+    ((_, said),) = warnings
+    assert "f, row data:1: it returns a list of 1 for 4 completions; it is called again for each by itself" in said
+
+
 @pytest.mark.parametrize("value", [1e300, -1e101, 10**101])
 def test_a_number_that_no_sum_of_squares_could_hold_is_no_score(value: float, groups: Any, functions: Any) -> None:
     def huge(completions: Any) -> list[float]:

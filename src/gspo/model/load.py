@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, did_you_mean
@@ -266,6 +267,10 @@ def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
     if is_whole and place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
+    for file in sorted(place.glob("*.safetensors")) if is_whole else ():
+        faults = _faults_named(str(file), "it is no whole file of weights", "fetch it again: the download did not end")
+        with faults, safe_open(file, framework="pt"):  # the header, and whether the file is as long as that says
+            pass
     with _faults_named(path):
         if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
             GenerationConfig.from_pretrained(place)

@@ -235,7 +235,11 @@ def try_save(model: Any, tokenizer: Any, *, where: str) -> None:
             tokenizer.save_pretrained(directory)
         except Exception as error:  # whatever a configuration, a tokenizer or code of their own may raise
             problem = f"this model and its tokenizer cannot be saved: {one_line(error)}"
-            raise UserError(problem, where=where, fix="mend the file that this is about") from None
+            raise UserError(
+                problem,
+                where=where,
+                fix="mend the file that this is about, or make room for it in the directory of temporary files",
+            ) from None
 
 
 def load_policy(

@@ -97,7 +97,8 @@ def _parse(data: bytes, *, kind: type, where: str) -> Any:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_to_dict)
     except (ValueError, RecursionError) as error:  # also: not UTF-8, an integer of more than 4,300 digits
         what = f"not usable JSON: {str(error).replace('line 1 column', 'column')}"
-        raise UserError(what, where=where, fix=_SAVE if isinstance(error, UnicodeDecodeError) else None) from None
+        fix = _SAVE if isinstance(error, UnicodeDecodeError) else "write this line's object anew, or leave it out"
+        raise UserError(what, where=where, fix=fix) from None
     if not isinstance(value, kind):
         fix = 'write an object such as {"prompt": ...} a line in a .jsonl file, a list of such objects in a .json file'
         raise UserError(f"not {'an object' if kind is dict else 'a list of objects'}", where=where, fix=fix)
@@ -125,7 +126,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
         except (csv.Error, ValueError) as error:  # ValueError: text that is not UTF-8, too
             if isinstance(error, UnicodeDecodeError):  # of some line: it is decoded by blocks
                 raise UserError(f"not usable CSV: {error}", where=str(path), fix=_SAVE) from None
-            raise UserError(f"not usable CSV: {error}", where=f"{path}, line {reader.line_num}") from None
+            fix = "close the quotes of each value, also in lines before, and give every row all columns"
+            raise UserError(f"not usable CSV: {error}", where=f"{path}, line {reader.line_num}", fix=fix) from None
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:

@@ -63,8 +63,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _validated(tree: Any, where: str, overridden: Sequence[str] = ()) -> Recipe:
     if not isinstance(tree, Mapping):
-        fix = "write sections, such as 'model:' and 'queries:'; a file is read by load_recipe"
-        raise UserError(f"a recipe is a mapping, not {shown(tree)}", where=where, fix=fix)
+        what = "it is empty" if tree is None else f"a recipe is a mapping, not {shown(tree)}"
+        fix = "write sections, such as 'model:' and 'queries:'; in Python, load_recipe reads a file"
+        raise UserError(what, where=where, fix=fix)
     tree = dict(tree)
     if isinstance(evaluation := tree.get("evaluation"), Mapping) and isinstance(evaluation.get("suites"), list | tuple):
         tree["evaluation"] = {**evaluation, "suites": [suite_tree(suite) for suite in evaluation["suites"]]}

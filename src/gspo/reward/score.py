@@ -93,6 +93,9 @@ class Scoring:
             raise UserError(what, where=f"{where or name}, {row}", fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
         if reply.kind not in (None, "timed_out") and len(samples) > 1 and not self._strict:
+            if reply.kind == "invalid":  # it may answer for one, and no mask would show what is wrong
+                what = "it is called again for each by itself, and can't compare them"
+                self._warn(f"calls of {function.name}", f"{name}, {row}: {reply.what}; {what}")
             await all_of([self._ask(function, (sample,), replies) for sample in samples])
             return
         if reply.refused and self._strict:

@@ -46,7 +46,7 @@ class RunDirectory:
         """Make the recipe's directory; UserError where it exists."""
         check_place(recipe)
         path = recipe.run_dir
-        with writing(path, fix="set output_dir"):
+        with writing(path, fix="set output_dir to a directory that can be made and written to"):
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
             directory.write_recipe(recipe)

@@ -25,11 +25,12 @@ def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
         return None
     if overwrite:
         return _check_replaceable(recipe)
-    fix = "give this run another name=… or output_dir=…, or remove the directory"
+    fix = "give this run another name=… or output_dir=…, or remove what is there"
     if (path / "recipe.yaml").is_file():
         fix = f"to go on with that run: {how_to_resume(recipe)}; for a run beside it: --new, name=… or output_dir=…; "
         fix += "to replace it: --overwrite (in Python: new=True, overwrite=True)"
-    raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
+    what = "this output directory exists, and a run never overwrites another"
+    raise UserError(what if path.is_dir() else "a file is here, and no directory", where=str(path), fix=fix)
 
 
 def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:

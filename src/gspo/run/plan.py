@@ -115,6 +115,8 @@ def plan(recipe: Recipe, on: str) -> Iterator[str]:
     if recipe.model.architecture is not None and "vocab_size" not in recipe.model.architecture:
         size = f"{config.get_text_config().vocab_size:,} tokens, for the tokenizer is not read"
         yield f"note        the vocabulary is taken to be of {size}: give model.architecture.vocab_size"
+    if not recipe.queries.max_prompt_tokens:
+        yield f"note        prompts are taken to be of {PROMPT_TOKENS} tokens; gspo check --on takes those of the data"
     yield from plan_lines(recipe, config, gpus, recipe.queries.max_prompt_tokens or PROMPT_TOKENS)
 
 
