@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
+from gspo.model.load import load_config
 from gspo.recipe.load import load_recipe
+from gspo.recipe.sections import ModelConfig
 from gspo.run.console import Display
 from gspo.train import train
 
@@ -215,6 +217,18 @@ def test_weights_whose_download_has_not_ended_are_refused(failing: Failing, save
             message = failing(command, TINY, *OWN_MODEL, *OWN_DATA, "queries.path=rows.jsonl", "model.path=model")
             assert "model/model.safetensors: it is no whole file of weights" in message and "fetch it again" in message
         shutil.copy(saved_model / "model.safetensors", file)
+    file.rename("model/model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    Path("model/model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    message = failing("check", TINY, *OWN_MODEL, *OWN_DATA, "queries.path=rows.jsonl", "model.path=model")
+    assert "model/model-00002-of-00002.safetensors: model.safetensors.index.json names it, and it is not" in message
+
+
+def test_other_files_of_weights_may_lie_beside_the_models_own(saved_model: Path) -> None:
+    shutil.copytree(saved_model, "model")
+    for name in ("consolidated.safetensors", "._model.safetensors"):
+        Path("model", name).write_text("version https://git-lfs.github.com/spec/v1")
+    load_config(ModelConfig(path="model"))
 
 
 def test_an_adapter_is_told_from_a_model(failing: Failing) -> None:

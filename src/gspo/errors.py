@@ -41,7 +41,9 @@ def writing(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(error.filename or path), fix=fix) from None
+        is_above = error.filename is not None and path.is_relative_to(str(error.filename))
+        where = str(error.filename) if is_above else str(path)
+        raise UserError(f"cannot be written: {error.strerror}", where=where, fix=fix) from None
 
 
 FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a reward function fails

@@ -299,11 +299,11 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": 8})), PROBLEMS, "contest 8 has no problem 'P0'"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"index": "Q"})), PROBLEMS, "contest 7 has no problem 'Q'"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"statement": None})), PROBLEMS, "it needs a statement"),
-        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": []})), PROBLEMS, "it needs a statement, and tests"),
+        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": []})), PROBLEMS, "it needs tests"),
         (
             rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": [{"input": ""}]})),
             PROBLEMS,
-            "it needs a statement, and tests",
+            "column 'tests' holds no usable tests",
         ),
     ],
 )

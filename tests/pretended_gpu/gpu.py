@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+import gspo
+
 CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
+_GSPO = str(Path(gspo.__file__).parent) + "/"
 # The host waits for the GPU in these: the size of what they return is in the values, or is the values.
 _WAITING = {
     *(_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default, _aten.nonzero.default),
@@ -163,9 +167,10 @@ def _copied(operator: Any, arguments: Sequence[Any], named: Mapping[str, Any], i
 
 def _check(operator: Any, arguments: Sequence[Any], named: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
     """Refuse tensors of both devices, as kernels do, and count an operator that makes the host wait."""
-    on_cpu = [list(tensor.shape) for tensor in tensors if not isinstance(tensor, _OnGpu) and tensor.dim()]
     is_index = operator in _INDEXING and isinstance(arguments[0], _OnGpu)
-    if on_cpu and not is_index:
+    on_cpu = [list(tensor.shape) for tensor in tensors if _is_apart(tensor)]
+    has_cpu_values = is_index and any(isinstance(own, Tensor) and _is_apart(own) for own in arguments[2:])
+    if on_cpu and (not is_index or has_cpu_values):
         raise WrongDeviceError(f"{operator} has tensors of {CUDA} and, of sizes {on_cpu}, of the CPU: {_place()}")
     indices = [index for index in arguments[1] if index is not None] if is_index else []
     by_mask = any(index.dtype == torch.bool for index in indices)
@@ -174,6 +179,10 @@ def _check(operator: Any, arguments: Sequence[Any], named: Mapping[str, Any], te
         waits[_place()] += 1
     elif on_cpu:
         copies[_place()] += 1
+
+
+def _is_apart(tensor: Tensor) -> bool:
+    return not isinstance(tensor, _OnGpu) and tensor.dim() > 0
 
 
 def _on_cpu(operator: Any) -> Callable[..., Any]:
@@ -200,8 +209,8 @@ def _place() -> str:
     found = "no line of Python's"  # of autograd's own
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/gspo/" in name:
-            return f"{name.rpartition('/gspo/')[2]}:{frame.f_lineno}"
+        if name.startswith(_GSPO):
+            return f"{name.removeprefix(_GSPO)}:{frame.f_lineno}"
         if found.startswith("no ") and ("/transformers/" in name or "/torch/optim" in name):
             found = f"{name.rpartition('/site-packages/')[2]}:{frame.f_lineno}"
         frame = frame.f_back

@@ -188,6 +188,23 @@ def test_a_function_must_be_the_programs_own_not_one_of_the_imports_before_it() 
 
 
 @needs("sandbox")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "class Solution:\n    def twice(self, x):\n        return 2 * x\ndef solve(x):\n    return Solution().twice(x)",
+        "class Solution:\n    def __init__(self, x):\n        self.x = x\ndef solve(x):\n    return 2 * Solution(x).x",
+        'def solve(x):\n    """It is not in a\nclass Solution:\n    """\n    return 2 * x',
+        "if True:\n    class Solution:\n        def solve(self, x):\n            return 2 * x",
+        "class Sol:\n    def solve(self, x):\n        return 2 * x\nSolution = Sol",
+        "from __future__ import annotations\ndef solve(x: int) -> int:\n    return 2 * x",
+        "def solve(x):\n    return 0\nclass Solution:\n    def solve(self, x):\n        return 2 * x",
+    ],
+)
+def test_a_function_is_found_however_the_program_has_it(program: str) -> None:
+    assert scored([program], {"tests": [{"function": "solve", "arguments": [4], "output": 8}]}) == [1.0]
+
+
+@needs("sandbox")
 def test_the_right_output_of_a_program_that_fails_is_worth_nothing() -> None:
     row = {"tests": [{"input": "", "output": "7"}]}
     assert scored(["print(7)\n1 / 0", "print(7)\nexit(3)", "print(7)\nexit(0)"], row) == [0.0, 0.0, 1.0]

@@ -62,6 +62,8 @@ def test_a_response_cut_off_within_a_character_ends_with_the_part_of_it() -> Non
     names = ["a", "".join(letters[byte] for byte in "😀".encode()[:2]), letters["😀".encode()[2]]]
     text, found = lengths(decoder(names, decoders.ByteLevel()), names)
     assert text == "a\N{REPLACEMENT CHARACTER}" and found == [1, 0, 1]
+    text, found = lengths(decoder(names, decoders.ByteLevel()), [*names, "<end>"])
+    assert text == "a\N{REPLACEMENT CHARACTER}" and found == [1, 0, 1, 0]
 
 
 def test_a_tokenizer_that_leaves_out_the_first_space_of_a_text_keeps_that_of_a_response() -> None:

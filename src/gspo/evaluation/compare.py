@@ -70,7 +70,13 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     """The dotted keys in which two trees differ, with both values as JSON."""
     before, after = leaves(first), leaves(second)
     pairs = {key: (before.get(key, "null"), after.get(key, "null")) for key in before | after}
-    return {key: (was, now) for key, (was, now) in pairs.items() if json.loads(was) != json.loads(now)}
+    return {key: (was, now) for key, (was, now) in pairs.items() if was != now and not _are_equal_numbers(was, now)}
+
+
+def _are_equal_numbers(*texts: str) -> bool:
+    """Tell whether both are the same number, such as 1 and 1.0."""
+    one, other = map(json.loads, texts)
+    return type(one) in (int, float) and type(other) in (int, float) and one == other
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from gspo.errors import UserError
 from gspo.queries.row import RawRow, read_rows
+from gspo.reward.code_tests import TEST_COLUMNS, read_tests
 
 Attempts = Mapping[tuple[int, str], Sequence[bool]]  # by contest and index: whether each try passed
 
@@ -60,13 +61,10 @@ def read_problems(directory: Path, contests: Sequence[Contest]) -> list[RawRow]:
             what = f"contest {problem[0]!r} has no problem {problem[1]!r}, or the row was given before"
             raise UserError(what, where=where, fix=fix)
         left.remove(problem)
-        try:
-            texts = [row["statement"], *(test[name] for test in row["tests"] for name in ("input", "output"))]
-        except (LookupError, TypeError):
-            texts = []
-        if len(texts) < 3 or not all(isinstance(text, str) for text in texts):
-            raise UserError("it needs a statement, and tests with an input and an output", where=where, fix=fix)
-        prompt = row.pop("statement")
+        if not isinstance(prompt := row.pop("statement", None), str):
+            raise UserError("it needs a statement", where=where, fix=fix)
+        if not {*TEST_COLUMNS}.isdisjoint(row) and read_tests(row, where=where) is None:
+            raise UserError("it needs tests", where=where, fix=fix)
         rows.append({**row, "prompt": prompt})
     if not rows:
         raise UserError("no problem is here", where=str(path), fix="write one problem a line")

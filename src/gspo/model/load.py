@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, did_you_mean
@@ -25,6 +25,7 @@ _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir",
 _OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
 _QUANTISED = "its weights are quantised, and quantised weights cannot be trained"
 _QUANTISED_FIX = "name the model that it was made from, or save it dequantised (transformers: model.dequantize())"
+_FETCH = "fetch it again: the download did not end"
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
@@ -260,6 +261,8 @@ def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
     path = str(recipe.path)
     place = Path(path)
     _refuse_missing_directory(path, "model.path")
+    if is_whole:
+        _check_whole(place)
     if (base := base_of(path)) != path:  # which is read in its place
         return _read_config(recipe.model_copy(update={"path": base}), is_whole)
     if place.exists() and not (place / "config.json").is_file():
@@ -267,10 +270,6 @@ def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
     if is_whole and place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
-    for file in sorted(place.glob("*.safetensors")) if is_whole else ():
-        faults = _faults_named(str(file), "it is no whole file of weights", "fetch it again: the download did not end")
-        with faults, safe_open(file, framework="pt"):  # the header, and whether the file is as long as that says
-            pass
     with _faults_named(path):
         if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
             GenerationConfig.from_pretrained(place)
@@ -283,6 +282,24 @@ def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
             raise UserError(f"{name!r} is no key of this model's configuration", where="model.kwargs", fix=fix)
     _refuse_quantised(config, where=path)
     return config
+
+
+def _check_whole(place: Path) -> None:
+    """Raise UserError where a file of the model's weights is missing, or shorter than its header says."""
+    index, names = place / "model.safetensors.index.json", ["model.safetensors", "adapter_model.safetensors"]
+    is_split = index.is_file() and not (place / names[0]).exists()
+    if is_split:
+        with _faults_named(str(index), "it is no index of weights"):
+            names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    for file in (place / name for name in names):
+        if is_split and not file.exists():
+            raise UserError(f"{index.name} names it, and it is not here", where=str(file), fix=_FETCH)
+        try:
+            if file.is_file():
+                with safe_open(file, framework="pt"):  # which reads the header alone
+                    pass
+        except SafetensorError as error:
+            raise UserError(f"it is no whole file of weights: {error}", where=str(file), fix=_FETCH) from None
 
 
 def _refuse_quantised(config: Any, *, where: str) -> None:

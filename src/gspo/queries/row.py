@@ -97,7 +97,8 @@ def _parse(data: bytes, *, kind: type, where: str) -> Any:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_to_dict)
     except (ValueError, RecursionError) as error:  # also: not UTF-8, an integer of more than 4,300 digits
         what = f"not usable JSON: {str(error).replace('line 1 column', 'column')}"
-        fix = _SAVE if isinstance(error, UnicodeDecodeError) else "write this line's object anew, or leave it out"
+        fix = "write this line's object anew, or leave it out" if kind is dict else "correct the file at that place"
+        fix = _SAVE if isinstance(error, UnicodeDecodeError) else fix
         raise UserError(what, where=where, fix=fix) from None
     if not isinstance(value, kind):
         fix = 'write an object such as {"prompt": ...} a line in a .jsonl file, a list of such objects in a .json file'

@@ -297,7 +297,7 @@ class _Worker:
         line = b""
         try:
             while True:
-                line = b"more than it may say"  # where it is longer than the limit, readline raises ValueError
+                line = b"a line that is too long"  # where it is longer than the limit, readline raises ValueError
                 if not (line := await reader.readline()).endswith(b"\n"):
                     return
                 number, reply = MESSAGE.validate_json(line, strict=True)

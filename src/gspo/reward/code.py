@@ -28,7 +28,19 @@ _MODULES = ["string", *_NAMES.split(), "builtins", "typing"]
 _IMPORTS = [f"from {name} import *" for name in _MODULES]
 _IMPORTS += [f"import {name}" for name in _MODULES if name not in ("builtins", "typing")]
 _PRELUDE = "; ".join([*_IMPORTS, "sys.setrecursionlimit(50000)"])  # one line, to be run before each program
-_METHOD = "method_of_solution"  # not the method's own name, which the program may have for an import
+# After a program: the function, or the method of its class Solution. Its name was None in the place of an import, which
+# is not the program's, and which methods may use.
+_FIND = """
+
+if globals().get("{name}") is None:
+    {name}, gspo_function = globals().get("gspo_function"), None
+else:
+    gspo_function = {name}
+if "Solution" in globals() and (gspo_function is None or hasattr(Solution, "{name}")):
+    gspo_function = getattr(Solution(), "{name}")
+if gspo_function is None:
+    raise NameError("name '{name}' is not defined")
+"""
 
 MAX_VERDICT = 200  # characters
 MAX_WASTED = 1.5  # times the wall time of a test, for what a program sleeps and for the CPU time of tests that it fails
@@ -210,17 +222,15 @@ def _with_prompt(code: str, tests: ProgramTests) -> str:
 
 
 def _with_imports(code: str, hidden: str = "") -> str:
-    """Put LiveCodeBench's imports before the program, without the one that has the name `hidden`."""
-    hiding = f"; {hidden} = None" if hidden else ""
+    """Put LiveCodeBench's imports before the program; one of the name `hidden` is gspo_function until _FIND."""
+    hiding = f"; gspo_function = globals().get('{hidden}'); {hidden} = None" if hidden else ""
     return code if re.search(r"^from __future__", code, re.MULTILINE) else f"{_PRELUDE}{hiding}\n{code}"
 
 
 def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
     """Call the program's function, or the method of its class Solution; never one of the imports, such as math.gcd."""
-    if re.search(r"^class Solution\b", code, re.MULTILINE):
-        source = _with_imports(f"{code}\n\n{_METHOD} = Solution().{test.function}\n")
-        return sandbox().call(source, _METHOD, test.arguments, limits)
-    return sandbox().call(_with_imports(code, hidden=test.function), test.function, test.arguments, limits)
+    source = _with_imports(code, hidden=test.function) + _FIND.format(name=test.function)
+    return sandbox().call(source, "gspo_function", test.arguments, limits)
 
 
 def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:

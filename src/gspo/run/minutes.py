@@ -140,11 +140,13 @@ def training_seconds(recipe: Recipe, work: Work, speed: Speed, num_ranks: int = 
     rollout, actor = recipe.rollout, recipe.actor
     tokens = rollout.queries_per_step * (rollout.group_size * rollout.max_new_tokens + work.prompt_tokens)
     computing = operations(recipe) * work.active * tokens / (num_ranks * speed.operations)
-    if num_ranks == 1 or recipe.trainer.sharding == "none":
+    if num_ranks == 1:
         return computing
+    gradient = 0 if recipe.model.lora else 4
+    if recipe.trainer.sharding == "none":  # added up once an update, there and back
+        return max(computing, 2 * gradient * work.parameters * actor.updates_per_step / link)
     micro_batches = math.ceil(tokens / actor.mini_batches / num_ranks / actor.micro_batch_tokens)
-    bytes_of_each = 2 * work.width + (0 if recipe.model.lora else 4)
-    moved = bytes_of_each * work.parameters * actor.updates_per_step * micro_batches
+    moved = (2 * work.width + gradient) * work.parameters * actor.updates_per_step * micro_batches
     return max(computing, moved / link)
 
 

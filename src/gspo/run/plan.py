@@ -138,8 +138,8 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
     if servers.gpus:
         tokens = _cache_tokens(work, gpus, servers)
         yield f"servers     {servers.number} on {servers.gpus} GPUs; the cache of one holds {tokens:,.0f} tokens"
-        if tokens <= 0:
-            yield "note        a server's weights do not fit on its GPUs: give it more of them"
+        if tokens < _sequence(recipe, work):
+            yield "note        a server's GPUs do not hold its weights and one response: give it more of them"
             return
     elif servers.number:
         yield f"servers     {servers.number} elsewhere: what they take to sample is not counted"
@@ -156,8 +156,8 @@ def plan_lines(recipe: Recipe, config: Any, gpus: Gpus, prompt_tokens: int) -> I
         tokens = largest_micro_batch(recipe, config, gpus, work, num_ranks)
         yield f"micro-batch up to {tokens:,} tokens fit; the recipe has {recipe.actor.micro_batch_tokens:,}"
     changed = _changed(recipe, changes)
-    least = least_ranks(changed, config, gpus, work, num_ranks)
-    yield f"least       it fits where {least} × {gpus.name} or more train"
+    least = min(numbers_that_fit(changed, config, gpus, work, num_ranks), default=num_ranks)
+    yield f"least       it fits where {least} × {gpus.name} train{'s' * (least == 1)}"
     sampling, training = seconds_of(changed, work, gpus, servers)
     step = _step(recipe, sampling, training, servers)
     sampled = recipe.rollout.queries_per_step * recipe.rollout.group_size * recipe.rollout.max_new_tokens
@@ -181,10 +181,13 @@ def servers_of(recipe: Recipe, config: Any, work: Work, gpus: Gpus) -> Servers:
         return Servers(number=cluster.engines, gpus=cluster.engines * cluster.gpus_per_engine)
     if named.devices:
         return Servers(number=len(named.devices), gpus=sum(1 + entry.count(",") for entry in named.devices))
-    size = 2 ** max(0, math.ceil(math.log2(2 * work.width * work.parameters / gpus.room)))  # half of it for the cache
+    weights = work.width * work.parameters
+    needed = weights + max(weights, _sequence(recipe, work) * work.cached)  # a cache as large as these, or larger
+    size = 2 ** max(0, math.ceil(math.log2(needed / gpus.room)))
     smallest = _changed(recipe, _smaller_updates(recipe, work)[-1])
-    least = least_ranks(smallest, config, gpus, work, gpus.number)
-    splits = [Servers(number=number, gpus=number * size) for number in range(1, (gpus.number - least) // size + 1)]
+    able = numbers_that_fit(smallest, config, gpus, work, gpus.number - size)
+    splits = [Servers(number=(gpus.number - ranks) // size, gpus=gpus.number - ranks) for ranks in reversed(able)]
+    splits = [split for split in splits if split.gpus % size == 0]
     if not splits:
         return Servers(number=1, gpus=max(gpus.number // 2, size))
     steps = [_step(recipe, *seconds_of(recipe, work, gpus, split), split) for split in splits]
@@ -204,8 +207,13 @@ def seconds_of(recipe: Recipe, work: Work, gpus: Gpus, servers: Servers) -> tupl
         return 0.0, training
     size = servers.gpus / servers.number
     server = Speed(operations=size * one.operations, reading=size * one.reading)  # which replays CUDA graphs
-    most_rows = _cache_tokens(work, gpus, servers) / (work.prompt_tokens + rollout.max_new_tokens)
+    most_rows = _cache_tokens(work, gpus, servers) / _sequence(recipe, work)
     return sampling_seconds(rollout.queries_per_step / servers.number, rollout, work, server, most_rows), training
+
+
+def _sequence(recipe: Recipe, work: Work) -> float:
+    """The tokens of a prompt and the longest response."""
+    return work.prompt_tokens + recipe.rollout.max_new_tokens
 
 
 def _cache_tokens(work: Work, gpus: Gpus, servers: Servers) -> float:
@@ -264,15 +272,24 @@ def changes_to_fit(recipe: Recipe, config: Any, gpus: Gpus, work: Work, num_rank
 
     for adapter in ([], ["model.lora={}"])[: 1 if recipe.model.lora else 2]:
         with suppress(UserError):  # not every model can have an adapter
-            update, sampling = found(_UPDATE, *adapter), found(_SAMPLING, *adapter)
+            update = found(_UPDATE, *adapter)
+            sampling = None if update is None else found(_SAMPLING, *adapter)
             if update is not None and sampling is not None:
                 return [*update, *sampling, *adapter]
     return None
 
 
-def least_ranks(recipe: Recipe, config: Any, gpus: Gpus, work: Work, most: int) -> int:
-    """The fewest GPUs, up to so many, on which the recipe trains; one more than these where it does on none."""
-    return 1 + bisect_left(range(1, most + 1), x=True, key=lambda number: _fits(recipe, config, gpus, work, number))
+def numbers_that_fit(recipe: Recipe, config: Any, gpus: Gpus, work: Work, most: int) -> list[int]:
+    """The numbers of GPUs, up to so many, on which the recipe trains.
+
+    More GPUs have smaller shares. One alone may fit where a few do not: it gathers nothing.
+    """
+
+    def fits(number: int) -> bool:
+        return _fits(recipe, config, gpus, work, number)
+
+    several = range(2, most + 1)
+    return [*([1] if most and fits(1) else []), *several[bisect_left(several, x=True, key=fits) :]]
 
 
 def largest_micro_batch(recipe: Recipe, config: Any, gpus: Gpus, work: Work, num_ranks: int) -> int:

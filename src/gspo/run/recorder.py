@@ -241,10 +241,10 @@ def token_characters(tokenizer: Any, sample: Sample) -> list[int] | None:
         pieces = [stream.step(backend, token) or "" for token in sample.token_ids.tolist()]
     except Exception:  # the package's own: a longer text does not begin with the shorter one
         return None
-    if "".join(pieces[:-1]) == sample.text:
-        pieces[-1] = ""
-    elif not sample.text.removeprefix("".join(pieces)).strip(_PARTIAL):  # it was cut off within a character
-        pieces[-1] += sample.text.removeprefix("".join(pieces))
+    rest = sample.text.removeprefix("".join(pieces[:-1]))
+    if "".join(pieces) != sample.text and not rest.strip(_PARTIAL):  # nothing, or a part of a character
+        is_end = bool(pieces.pop())  # its text is not the response's
+        pieces = [*pieces[:-1], "".join(pieces[-1:]) + rest, ""] if is_end and pieces else [*pieces, rest]
     return [*map(len, pieces)] if "".join(pieces) == sample.text else None
 
 
