@@ -167,7 +167,7 @@ def test_a_missing_recipe_is_named_with_those_there_are(failing: Failing) -> Non
         (b"name: [a,\nsteps: }", "not valid YAML"),
         (b"name: caf\xe9", "UTF-8"),
         (b"- a list", "mapping"),
-        (b"", "it is empty"),
+        (b"", "a recipe is a mapping, and this is empty"),
         (b"name: x\nsteps: 1\nsteps: 2", "'steps' is given twice"),
         (b"name: x\n1: 2\n", "1"),
         (b"steps: 1\nmodel: {path: x}", "name"),

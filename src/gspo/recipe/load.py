@@ -63,7 +63,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _validated(tree: Any, where: str, overridden: Sequence[str] = ()) -> Recipe:
     if not isinstance(tree, Mapping):
-        what = "it is empty" if tree is None else f"a recipe is a mapping, not {shown(tree)}"
+        what = f"a recipe is a mapping, {'and this is empty' if tree is None else f'not {shown(tree)}'}"
         fix = "write sections, such as 'model:' and 'queries:'; in Python, load_recipe reads a file"
         raise UserError(what, where=where, fix=fix)
     tree = dict(tree)
