@@ -286,7 +286,7 @@ def _read_config(recipe: ModelConfig, is_whole: bool) -> Any:
 
 def _check_whole(place: Path) -> None:
     """Raise UserError where a file of the model's weights is missing, or shorter than its header says."""
-    index, names = place / "model.safetensors.index.json", ["model.safetensors", "adapter_model.safetensors"]
+    index, names = place / "model.safetensors.index.json", ["model.safetensors"]
     is_split = index.is_file() and not (place / names[0]).exists()
     if is_split:
         with _faults_named(str(index), "it is no index of weights"):
