@@ -67,7 +67,7 @@ class Progress:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def reason_for_end(self, steps: int) -> str | None:
-        """Why a run of so many steps has ended early; None where it goes on, with another number than it had then."""
+        """Return why a run of so many steps has ended early; None where it goes on, with other steps than it had."""
         return self.ended[0] if self.ended and self.ended[1] == steps else None
 
     def is_over(self, steps: int) -> bool:
