@@ -93,6 +93,7 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 def _of_value(message: str, key: str, value: Any) -> str:
     message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")  # as YAML has them
+    message = re.sub(r"^String should match pattern '.*'$", "Text of another form is expected", message)
     field = dict(recipe_keys()).get(key)
     meaning = (field and field.description) or "see docs/reference/recipe.md"
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", meaning)  # without links
