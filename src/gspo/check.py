@@ -115,13 +115,14 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 
 
 def _tool_lines(tools: Tools) -> Iterator[str]:
-    """Each tool with its parameters, and what stands between a call and the next turn."""
+    """Each tool with its parameters, and what stands between two turns of the policy."""
     for name, tool in tools.by_name.items():
         parameters = ", ".join(tool.schema["function"]["parameters"].get("properties", {}))
         yield f"tool        {name}({parameters}): {tool.schema['function']['description'].splitlines()[0]}"
-    written = json.dumps("".join(tools.bridge.pieces(["RESULT"])), ensure_ascii=False)
+    by_steps = tools.bridge.speaker == "user"
+    written = json.dumps("".join(tools.bridge.pieces(["ANSWER" if by_steps else "RESULT"])), ensure_ascii=False)
     role = f"as messages of the role {tools.bridge.role}" if tools.bridge.role else "as plain text"
-    yield f"results     {role}, which are not trained on: {written}"
+    yield f"{'environment' if by_steps else 'results':<12}{role}, which are not trained on: {written}"
 
 
 def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
@@ -143,7 +144,8 @@ def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[st
     judge, _ = verdict(score)
     for function in functions:
         if function.call is environment:
-            what = "what get_reward returns in the end" if function.name == "environment" else "what it returns"
+            own = "what get_reward returns in the end, or step gives for the turns in all"
+            what = own if function.name == "environment" else "what it returns"
             yield f"reward      {function.name}: {what}"
             continue
         name, values = function.name, {text: score.parts[function.name] for text, score in probed}

@@ -15,7 +15,7 @@ from torch import Tensor
 from gspo.errors import FailureKind
 
 Messages = list[dict[str, Any]]
-FinishReason = Literal["stop", "length", "turns"]  # turns: the last one that may be still calls a tool
+FinishReason = Literal["stop", "length", "turns"]  # turns: it could go on behind the last that may be
 ShowProgress = Callable[[int, int, str], object]  # how much is done, of how much, and of what: (3, 8, "responses")
 
 
@@ -61,16 +61,17 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A part of a response in which the policy calls tools: what it wrote, or what they returned.
+    """A part of a response of several turns: what the policy wrote, or what tools or its environment said.
 
     Example: Turn(role="tool", text="56088", num_tokens=17)
     """
 
-    role: Literal["user", "assistant", "tool"]  # the user's is what an environment says first
+    role: Literal["user", "assistant", "tool"]  # the user's is what an environment says first, or by its method step
     text: str  # of a tool's turn, the results one below the other
     num_tokens: int  # with those that the chat template writes around results
     num_calls: int = 0  # of tools that the policy made in it
     num_errors: int = 0  # of them: what the policy wrote is no call, or the tool has raised an error
+    reward: float | None = None  # what the environment's method step gave for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class Sample:
     # before the first of them follow the prompt. Empty: all do.
     starts: tuple[int, ...] = ()
     failure: Failure | None = None  # of a tool that gave no answer: the response has no reward
-    environment_reward: float | None = None  # what its environment gave in the end
+    environment_reward: float | None = None  # what its environment gave in the end, or for its turns in all
     # From the reward functions.
     score: Score | None = None
     # From the models beside the policy, where the recipe has them.
@@ -176,6 +177,12 @@ class Sample:
     def num_written(self) -> int:
         """The number of tokens that the policy wrote."""
         return len(self.sampler_logprobs)
+
+    @property
+    def written_turns(self) -> list[tuple[int, float]]:
+        """The number of tokens and the reward of each turn that the policy wrote; a response without turns is one."""
+        own = [(turn.num_tokens, turn.reward or 0.0) for turn in self.turns if turn.role == "assistant"]
+        return own or [(self.num_written, 0.0)]
 
     @property
     def engine_logprobs(self) -> Float[Tensor, "W"]:

@@ -24,9 +24,10 @@ from tests.samples import (
 from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ, with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
-from gspo.objective import group_advantages, normalize_then_sum, token_advantages
+from gspo.learner.loss import denominators_of
+from gspo.objective import group_advantages, normalize_then_sum, token_advantages, turn_advantages
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig, TeacherConfig
-from gspo.types import Batch, Group, Score
+from gspo.types import Batch, Group, Score, Turn
 
 LENGTHS = [[3, 1, 4], [2, 5, 1]]
 REWARDS: list[list[float | None]] = [[1.0, 0.25, None], [0.5, 0.0, 2.0]]
@@ -377,3 +378,74 @@ def test_max_rl_refuses_a_negative_reward_before_anything_is_trained(groups: Any
     below = [*right_or_wrong[:-1], Score(reward=-0.5, parts={})]
     with pytest.raises(UserError, match=r"one is -0\.5"):
         with_advantages(scored(groups, below), actor)
+
+
+def turned(groups: list[Group], turns: list[list[tuple[int, float | None]]]) -> list[Group]:
+    """The groups with turns: for each response how long each turn is that the policy wrote, and its reward."""
+    own = iter(turns)
+    return [
+        Group(
+            samples=tuple(
+                dataclasses.replace(sample, turns=tuple(told) if len(told := turns_of(next(own))) > 1 else ())
+                for sample in group.samples
+            )
+        )
+        for group in groups
+    ]
+
+
+def turns_of(written: list[tuple[int, float | None]]) -> list[Turn]:
+    turns: list[Turn] = []
+    for size, reward in written:
+        turns += [Turn(role="assistant", text="", num_tokens=size, reward=reward)]
+        turns += [Turn(role="user", text="", num_tokens=7)]
+    return turns[:-1]
+
+
+BY_TURN: dict[str, Any] = {**TOKEN, "turn_credit": "return_to_go", "advantage": "leave_one_out"}
+TURNS: list[list[tuple[int, float | None]]] = [
+    [(2, 0.5), (1, 0.25)],
+    [(1, None)],
+    [(1, 1.0), (3, None)],
+    [(1, 0.0), (1, -1.0)],
+    [(2, 2.0), (1, 1.0), (2, 0.5)],
+    [(1, None)],
+]
+
+
+def test_each_turn_gets_credit_for_what_its_environment_gave_from_it_on(groups: list[Group]) -> None:
+    totals = [1.0, 0.25, 0.5, 0.5, 2.0, 2.0]  # of the response, by environment of weight 2 and others
+    scores = [Score(reward=reward, parts={}, weights={"environment": 2.0, "other": 1.0}) for reward in totals]
+    actor = ActorConfig(**BY_TURN, discount=0.5)
+    batch = advantaged(turned(groups, TURNS), scores, actor)
+    rewards = [[2 * (reward or 0.0) for _, reward in own] for own in TURNS]
+    for earned, total in zip(rewards, totals, strict=True):
+        earned[-1] = total - sum(earned[:-1])
+    lengths, ids = torch.tensor([*map(len, TURNS)]), torch.tensor([0] * 3 + [1] * 3)
+    by_turn = turn_advantages(
+        torch.tensor([reward for earned in rewards for reward in earned]).double(), lengths, ids, discount=0.5
+    )
+    for sample, own, advantages in zip(batch.samples, TURNS, by_turn.split(lengths.tolist()), strict=True):
+        expected = advantages.repeat_interleave(torch.tensor([size for size, _ in own])).float()
+        found = sample.token_advantages
+        assert (torch.tensor([sample.advantage]) if found is None else found).tolist() == pytest.approx(
+            expected.tolist(), abs=1e-6
+        )
+
+
+def test_turns_that_earn_nothing_by_themselves_are_compared_with_responses_as_long(groups: list[Group]) -> None:
+    actor = ActorConfig(**BY_TURN)
+    batch = advantaged(turned(groups, TURNS), [1.0, 0.0, 0.5, None, 2.0, 1.0], actor)
+    first, second = (sample.token_advantages for sample in (batch.samples[0], batch.samples[2]))
+    assert first is not None and second is not None
+    assert first.tolist() == pytest.approx([0.75, 0.75, 0.5])  # against 0 and 0.5, then against 0.5 alone
+    assert second.tolist() == pytest.approx([0.0, -0.5, -0.5, -0.5])
+    assert batch.samples[3].advantage == 0.0 and not batch.samples[3].takes_part
+
+
+def test_a_divisor_by_turns_does_not_count_the_tokens_of_a_response(groups: list[Group]) -> None:
+    batch = scored(turned(groups, TURNS), [1.0, 0.0, 0.5, None, 2.0, 1.0])
+    found = denominators_of(batch.groups, "turns", 99)
+    taking_part = [turns for index, turns in enumerate(TURNS) if index != 3]
+    mean = sum(size for turns in taking_part for size, _ in turns) / sum(map(len, taking_part))
+    assert [*found.tokens.values()] == pytest.approx([mean * len(turns) for turns in taking_part])

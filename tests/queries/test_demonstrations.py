@@ -77,7 +77,7 @@ def test_a_demonstration_may_be_a_conversation_with_tools(tmp_path: Path, recipe
     cold_start = {"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"}
     recipe = recipe_of(cold_start=cold_start, rollout={"tools": ["calculator"]})
     assert [shown for _, shown in load_demonstrations(recipe, RowSet(train=tuple(ROWS[:1]), held_out=()))] == [TURNS]
-    with pytest.raises(UserError, match=r"the completion has results of tools\n  fix: set rollout\.tools"):
+    with pytest.raises(UserError, match=r"the completion has several turns\n  fix: set rollout\.tools"):
         load_demonstrations(recipe_of(cold_start=cold_start), RowSet(train=tuple(ROWS), held_out=()))
 
 

@@ -57,6 +57,27 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start has no effect without cold_start.steps"),
         ({"actor": {"optimizer": {"lr": 1e5}}}, "actor.optimizer.lr 100000 is far above"),
         ({"actor": {"routing_replay": "policy", "old_logprobs": "engine"}}, "actor.routing_replay: policy"),
+        (
+            {
+                "actor": {
+                    "turn_credit": "return_to_go",
+                    "advantage": "leave_one_out",
+                    "importance_sampling_level": "token",
+                }
+            },
+            "actor.turn_credit has no effect without rollout.tools, environment or agent",
+        ),
+        (
+            {
+                "rollout": {"tools": ["calculator"]},
+                "actor": {
+                    "turn_credit": "return_to_go",
+                    "advantage": "leave_one_out",
+                    "importance_sampling_level": "token",
+                },
+            },
+            "actor.turn_credit: return_to_go with length_norm: own",
+        ),
         ({"actor": {"kl": {"refresh_steps": 2}}}, "actor.kl has no effect without actor.kl.coefficient"),
         ({"actor": {"kl": {"refresh_weight": 0.5}}}, "actor.kl has no effect without actor.kl.coefficient"),
         ({"actor": {"surrogate": "reinforce", "mini_batches": 1, "epochs": 3}}, "first of 3 mini-batches are stale"),

@@ -153,6 +153,18 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             {"teacher": {"path": "t", "advantage_weight": 0}, "actor": TOKENS, "rollout": {"dynamic_sampling": True}},
             ["drops groups that the teacher would train on"],
         ),
+        (
+            {"rollout": {"tools": ["calculator"]}, "actor": {"turn_credit": "return_to_go"}},
+            ["set actor.advantage: leave_one_out", "(GSPO-token) or token"],
+        ),
+        (
+            {
+                "rollout": {"tools": ["calculator"]},
+                "reward": [{"function": "a.py:f", "per": "token"}],
+                "actor": {**TOKENS, "turn_credit": "return_to_go", "advantage": "leave_one_out"},
+            },
+            ["reward.0.per: token with actor.turn_credit: return_to_go"],
+        ),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )

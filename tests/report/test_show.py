@@ -331,3 +331,25 @@ def test_a_reader_that_has_enough_ends_it_without_a_traceback() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_response_of_several_turns_is_told_turn_by_turn() -> None:
+    turns = [["user", "it", 1], ["assistant", " is", 1, 0.25], ["tool", " 4", 1], ["assistant", "", 1]]
+    write(s1=[sample(turns=turns, token_log_ratios=[None, 0.5, None, -0.25], token_advantages=[None, 2.0, None, -1.0])])
+    said = shown()
+    assert said[said.index("user · ") :].splitlines() == [
+        "user · 1 token",
+        "│ it",
+        "policy · 1 token · reward 0.25 · advantage +2.000 · mean log ratio +0.5",
+        "│  is",
+        "tool · 1 token",
+        "│  4",
+        "policy · 1 token · advantage -1.000 · mean log ratio -0.25",
+        "│ ",
+        "",
+    ]
+
+
+def test_turns_whose_tokens_are_not_known_are_one_text() -> None:
+    write(s1=[sample(turns=[["assistant", "it is 4", 4]], token_characters=None)])
+    assert "\n│ it is 4\n" in shown() and "policy ·" not in shown()

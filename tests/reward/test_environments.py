@@ -52,6 +52,42 @@ class Game:
         return eval(self.calls[-1]) if self.calls else None
 
 BARRIER = threading.Barrier(24)
+
+class Quiz:
+    """Asks by messages, and counts."""
+
+    def reset(self, row):
+        self.said = [row["prompt"]]
+        return [{"role": "user", "content": "first"}, {"role": "user", "content": "then"}]
+
+    def step(self, answer):
+        self.said.append(answer)
+        if answer == "exit":
+            os._exit(1)
+        return eval(answer)
+
+class Late(Quiz):
+    async def step(self, text, /):
+        self.said.append(text)
+        return " ".join(self.said), 0.5, len(self.said) > 2
+
+class Named:
+    """Plays in TRL's form, with a tool that is named step."""
+
+    def reset(self, **row):
+        return None
+
+    def step(self, text: str) -> str:
+        """Step.
+
+        Args:
+            text: How.
+        """
+        return text
+
+class Both(Quiz):
+    def get_reward(self):
+        return 1.0
 '''
 Call = Callable[..., Any]
 
@@ -174,3 +210,63 @@ def test_static_methods_are_no_tools_and_a_class_is_none(loaded: Any) -> None:
     assert list(loaded().by_name) == ["play"]
     with pytest.raises(UserError, match=r"own\.py:Game is a class\n  fix: set rollout\.environment: own\.py:Game"):
         loaded(environment=None, tools=["own.py:Game"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("('next', 1, False)", ("next", 1.0, False)),
+        ("([{'role': 'user', 'content': 'a'}, {'content': 'b'}], None, 0)", ("a\n\nb", None, False)),
+        ("(None, -0.25, __import__('numpy').bool_(True))", ("", -0.25, True)),
+    ],
+)
+def test_a_step_gives_messages_a_reward_and_whether_it_is_over(answer: str, expected: Any, loaded: Any) -> None:
+    tools = loaded(environment="own.py:Quiz")
+
+    async def run() -> Any:
+        return await tools.begin("s", QUERY), await tools.step("s", answer)
+
+    assert loop.run(run()) == ("first\n\nthen", expected)
+    assert not tools.by_name and tools.environment.by_steps and tools.bridge.speaker == "user"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "why"),
+    [
+        ("1/0", "raised", "Quiz.step raises ZeroDivisionError: division by zero"),
+        ("'done'", "raised", "Quiz.step returns 'done', which is not: messages, the turn's reward or None"),
+        ("('a', 1)", "raised", "Quiz.step returns ('a', 1), which is not: messages"),
+        ("('a', 1, 'no')", "raised", "which is not: messages"),
+        ("('a', 'x', False)", "raised", "Quiz.step returns 'x', which is no finite number"),
+        ("('a', float('nan'), False)", "raised", "Quiz.step returns nan, which is no finite number"),
+        ("(b'a', 1, False)", "raised", "Quiz.step says b'a', which is neither a text nor a list such as"),
+        ("([{'role': 'user'}], 1, False)", "raised", "which is neither a text nor a list such as"),
+        ("exit", "crashed", "tool Quiz"),
+    ],
+)
+def test_a_step_without_an_answer_says_why(answer: str, kind: str, why: str, loaded: Any) -> None:
+    tools = loaded(environment="own.py:Quiz")
+
+    async def run() -> Any:
+        await tools.begin("s", QUERY)
+        return await tools.step("s", answer)
+
+    failure = loop.run(run())
+    assert failure.kind == kind and why in failure.message
+
+
+def test_a_step_may_be_async_and_each_response_has_its_own(loaded: Any) -> None:
+    tools = loaded(environment="own.py:Late")
+
+    async def run() -> Any:
+        await all_of([tools.begin(session, QUERY) for session in "ab"])
+        return [await tools.step(*call) for call in (("a", "x"), ("b", "y"), ("a", "z"))]
+
+    assert loop.run(run()) == [("? x", 0.5, False), ("? y", 0.5, False), ("? x z", 0.5, True)]
+
+
+def test_a_tool_may_be_named_step_and_an_environment_has_one_form(loaded: Any) -> None:
+    tools = loaded(environment="own.py:Named")
+    assert list(tools.by_name) == ["step"] and tools.bridge.speaker == "tool"
+    with pytest.raises(UserError, match=r"step returns the rewards\n  fix: leave out get_reward"):
+        loaded(environment="own.py:Both")

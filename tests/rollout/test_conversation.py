@@ -24,7 +24,7 @@ from gspo.reward.score import Scoring
 from gspo.rollout.conversation import Conversation
 from gspo.rollout.keys import SamplingKey, key_of_turn
 from gspo.rollout.sampler import Sampler
-from gspo.rollout.tools import Result, Tool, Tools
+from gspo.rollout.tools import Environment, Result, Tool, Tools
 from gspo.types import Failure, Group, Query, Sample, Turn
 
 END = 0  # a token that ends a turn
@@ -89,14 +89,33 @@ class Policies:
 
 
 def talk(policies: Policies, *tools: Tool, **settings: Any) -> Sample:
-    tokenizer: Any = Characters()
-    policy = object.__new__(Policy)  # of which nothing else is asked
-    vars(policy).update(tokenizer=tokenizer, stop_ids=(END,))
-    given = tools_of(*(tools or (ADD,)), tokenizer=tokenizer)
+    given = tools_of(*(tools or (ADD,)), tokenizer=Characters())
     given.bridge.role = "user"  # turns end with their own token
+    return talk_in(given, policies, **settings)
+
+
+def talk_in(given: Tools, policies: Policies, **settings: Any) -> Sample:
+    policy = object.__new__(Policy)  # of which nothing else is asked
+    vars(policy).update(tokenizer=Characters(), stop_ids=(END,))
     conversation = Conversation(policy, RolloutConfig(**{"max_new_tokens": 1000, **settings}), given)
     query = Query(id="q", prompt="?", text="?", prompt_ids=(63,), columns={})
     return loop.run(conversation(query, policies))
+
+
+def stepped(*answers: Any) -> Tools:
+    """An environment that answers the turns one after the other."""
+    left = [*answers]
+
+    async def ask(session: str, method: str | None, arguments: Any) -> Result:
+        if method != "step":
+            return Result(text="so: " if method == "reset" else "")
+        answer = left.pop(0)
+        return Result(text="", failure=answer) if isinstance(answer, Failure) else Result(text=json.dumps(answer))
+
+    environment = Environment(ask=ask, has_reward=False, by_steps=True)
+    tokenizer: Any = Characters()
+    bridge = Bridge(tokenizer, QueriesConfig(), as_user=True)
+    return Tools(by_name={}, bridge=bridge, functions=(), close=lambda: None, environment=environment)
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -218,6 +237,46 @@ def test_a_tool_that_gives_no_answer_masks_the_response(batch_of: Any) -> None:
     assert not scored[0].takes_part
     with pytest.raises(UserError, match="slow: it ran over its time limit of 1 s; 1 of 4 responses have no reward"):
         loop.run(Scoring([], num_samples=4).score(group))
+
+
+def test_an_environment_answers_each_turn_and_its_rewards_stay_with_the_turns() -> None:
+    tools = stepped(["two?", 1.0, False], ["three?", None, False], ["", -0.25, True])
+    sample = talk_in(tools, Policies("1", called("add", a=1, b=1), "4"))
+    assert text_of(sample.token_ids.tolist()) == f"so: 1§two?{called('add', a=1, b=1)}§three?4§"
+    assert [(turn.role, turn.text, turn.reward) for turn in sample.turns] == [
+        ("user", "so: ", None),
+        ("assistant", "1", 1.0),
+        ("user", "two?", None),
+        ("assistant", called("add", a=1, b=1), None),
+        ("user", "three?", None),
+        ("assistant", "4", -0.25),
+    ]
+    assert (sample.finish_reason, sample.environment_reward, sample.answer) == ("stop", 0.75, "4")
+    assert sum(turn.num_tokens for turn in sample.turns) == sample.num_tokens
+    assert sum(size for size, _ in sample.written_turns) == sample.num_written == int(sample.loss_mask.sum())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "reward"),
+    [({"max_turns": 2}, "turns", 3.0), ({"max_new_tokens": 9}, "length", 1.0), ({"max_new_tokens": 8}, "length", 1.0)],
+)
+def test_the_last_turn_that_may_be_has_its_reward_and_one_that_is_cut_off_has_none(
+    settings: dict[str, int], reason: str, reward: float
+) -> None:
+    sample = talk_in(stepped(["?", 1.0, False], ["?", 2.0, False]), Policies("1", "22222"), **settings)
+    assert (sample.finish_reason, sample.environment_reward) == (reason, reward)
+    assert sample.loss_mask[-1] and sample.num_tokens <= settings.get("max_new_tokens", 99)
+
+
+def test_an_environment_that_gives_no_answer_masks_the_response() -> None:
+    failure = Failure(kind="timed_out", message="tool game: it ran over its time limit of 1 s")
+    sample = talk_in(stepped(["?", 1.0, False], failure), Policies("1", "2"))
+    assert sample.failure == failure and [turn.reward for turn in sample.turns] == [None, 1.0, None, None]
+
+
+def test_what_an_environment_says_is_cut_as_a_tools_result_is() -> None:
+    sample = talk_in(stepped(["12345", 1.0, False], ["", 0.0, True]), Policies("1", "2"), tool_characters=3)
+    assert "§123" in sample.text and "4" not in sample.text
 
 
 @pytest.fixture

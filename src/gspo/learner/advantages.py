@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gspo.errors import UserError
@@ -14,6 +14,7 @@ from gspo.objective import (
     kl_estimate,
     normalize_then_sum,
     token_advantages,
+    turn_advantages,
 )
 from gspo.objective.advantage import EQUAL_NEAR_ZERO, whitened
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig, TeacherConfig
@@ -63,10 +64,10 @@ def _without_penalties(group: Group) -> Group:
     return Group(samples=tuple(replace(s, score=s.score and without_penalty(s.score)) for s in group.samples))
 
 
-def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
+def _rewards(sample: Sample, actor: ActorConfig, *, by_token: bool = False) -> Float[Tensor, "_"]:
     """Return what the tokens of a sample earn, in float64; NaN: not scored.
 
-    It is one number where all is earned at the end, unless a value model tells tokens apart.
+    It is one number where all is earned at the end, unless it is asked for `by_token`.
     """
     score, kl = sample.score, torch.zeros((), dtype=torch.float64)
     if sample.reference_logprobs is not None and actor.kl.place == "reward":
@@ -75,7 +76,7 @@ def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
     if score is not None and score.reward is not None and score.token_rewards is not None:
         return score.token_rewards.double() - kl
     whole = torch.tensor([float("nan") if sample.reward is None else sample.reward], dtype=torch.float64)
-    if actor.advantage != "gae":
+    if not by_token:
         return whole - kl.sum()
     return torch.cat([whole.new_zeros(sample.num_written - 1), whole]) - kl
 
@@ -88,6 +89,8 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         advantages = normalize_then_sum(*_by_function(batch.samples), group_ids, ddof=actor.advantage_ddof)
         pieces = zip(batch.samples, advantages.split(1), strict=True)
         return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
+    if actor.turn_credit == "return_to_go":
+        return _by_turn(batch, actor, group_ids)
     if actor.advantage in ("group", "batch"):
         # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
         groups = tuple(_without_penalties(group) if _penalty_alone_differs(group) else group for group in groups)
@@ -114,6 +117,28 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
 
 
+def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:
+    """Return each turn of the policy compared with those of its group, with its advantage at each of its tokens."""
+    turns = [torch.tensor(sample.written_turns, dtype=torch.float64).T for sample in batch.samples]
+    rewards = torch.cat([_turn_rewards(s, actor, own) for s, own in zip(batch.samples, turns, strict=True)])
+    lengths = torch.tensor([own.shape[1] for own in turns])
+    advantages = turn_advantages(rewards, lengths, group_ids, discount=actor.discount)
+    pieces = zip(batch.samples, turns, advantages.split(lengths.tolist()), strict=True)
+    return batch.with_changed(
+        {sample: _with_advantage(sample, piece.repeat_interleave(own[0].long())) for sample, own, piece in pieces}
+    )
+
+
+def _turn_rewards(sample: Sample, actor: ActorConfig, turns: Float[Tensor, "2 K"]) -> Float[Tensor, "K"]:
+    """What each of a sample's turns earns: the last has all that is not the environment's; NaN: not scored.
+
+    `turns` are the tokens of each, and what the environment gave for it.
+    """
+    own = torch.stack([piece.sum() for piece in _rewards(sample, actor, by_token=True).split(turns[0].long().tolist())])
+    given = turns[1] * (sample.score.weights.get("environment", 0.0) if sample.score else 0.0)
+    return own + given - torch.cat([torch.zeros_like(given[1:]), given.sum(0, keepdim=True)])
+
+
 def _by_function(samples: Sequence[Sample]) -> tuple[Float[Tensor, "K B"], Float[Tensor, "K"]]:
     """Return what each function of weight other than 0 gave each sample, and the weights; NaN: it does not apply."""
     scores = [sample.score for sample in samples]
@@ -134,7 +159,7 @@ def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
         return batch
     lengths = torch.tensor([sample.num_written for sample in samples])
     advantages, returns = advantages_and_returns(
-        torch.cat([_rewards(sample, actor) for sample in samples]),
+        torch.cat([_rewards(sample, actor, by_token=True) for sample in samples]),
         torch.cat([sample.values.double() for sample in samples if sample.values is not None]),
         lengths,
         gamma=critic.gae_gamma,

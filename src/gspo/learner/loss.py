@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -33,12 +32,14 @@ class Denominators:
 def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) -> Denominators:
     """Return those of a mini-batch, given by its groups; no response has more than `max_tokens`."""
     parts = [[sample for sample in group.samples if sample.takes_part] for group in groups]
-    if norm == "mean":
+    if norm in ("mean", "turns"):
         parts = [[sample for part in parts for sample in part]]
     tokens: dict[Sample, float] = {}
     for part in filter(None, parts):
-        mean = fmean(sample.num_written for sample in part)
-        tokens |= dict.fromkeys(part, float(max_tokens) if norm == "constant" else mean)
+        turns = [len(sample.written_turns) if norm == "turns" else 1 for sample in part]
+        mean = sum(sample.num_written for sample in part) / sum(turns)
+        own = [float(max_tokens) if norm == "constant" else mean * number for number in turns]
+        tokens |= dict(zip(part, own, strict=True))
     return Denominators(num_sequences=len(tokens), tokens=tokens)
 
 
@@ -143,7 +144,7 @@ def _surrogate(forward: _Pass, denominators: Denominators) -> Surrogate:
         pairs = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
         advantages = torch.cat([same if tokens is None else tokens for tokens, same in pairs])
     tokens = None
-    if actor.length_norm in ("mean", "group", "constant"):
+    if actor.length_norm not in ("own", "none"):
         tokens = torch.tensor([denominators.tokens[sample] for sample in samples], dtype=torch.float32)
         tokens = tokens.to(logprobs.device, non_blocking=True)
     return objective.surrogate(

@@ -47,7 +47,11 @@ def encode_demonstrations(
     for query, ids, (_, completion) in zip(prompts, completions, demonstrations, strict=True):
         example = TokenSequence(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
         if not isinstance(completion, str):
-            assert bridge is not None  # of a recipe with tools
+            assert bridge is not None  # of a recipe with several turns
+            if any(message["role"] not in ("assistant", bridge.speaker) for message in completion):
+                problem = f"between the assistant's messages there are others than those of the role {bridge.speaker}"
+                fix = "results of tools have the role tool, and what an environment's method step says the role user"
+                raise UserError(problem, where=f"cold start, row {query.id}", fix=fix)
             response_ids, loss_mask = _of_turns(completion, policy.tokenizer, bridge)
             example = replace(example, response_ids=response_ids, loss_mask=loss_mask)
         if limit is not None and example.num_tokens > limit:
@@ -60,15 +64,14 @@ def encode_demonstrations(
 
 
 def _of_turns(messages: Sequence[Mapping[str, str]], tokenizer: Any, bridge: Bridge) -> tuple[Tensor, Tensor]:
-    """The tokens of a conversation with tools, and which of them the policy writes."""
+    """The tokens of a conversation with tools or an environment, and which of them the policy writes."""
     ids, mask, end = list[int](), list[bool](), [tokenizer.eos_token_id]
     turns = [[*turn] for _, turn in groupby(messages, key=lambda message: message["role"])]
     for number, turn in enumerate(turns, 1):
         texts, is_written = [message["content"] for message in turn], turn[0]["role"] == "assistant"
         if is_written:
             own = tokenizer(texts[0], add_special_tokens=False).input_ids
-            # Without a template a call ends a turn, and no token does.
-            added = own if bridge.role is None and number < len(turns) else [*own, *end]
+            added = own if bridge.call_ends_turn and number < len(turns) else [*own, *end]
         else:
             added = bridge.tokens(texts, last=ids[-1])
         ids += added

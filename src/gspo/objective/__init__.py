@@ -9,6 +9,7 @@ from gspo.objective.advantage import (
     group_advantages,
     normalize_then_sum,
     token_advantages,
+    turn_advantages,
 )
 from gspo.objective.auxiliary_losses import balance_loss, kl_estimate, value_loss
 from gspo.objective.ratio import correction_weights
@@ -27,5 +28,6 @@ __all__ = [
     "normalize_then_sum",
     "surrogate",
     "token_advantages",
+    "turn_advantages",
     "value_loss",
 ]

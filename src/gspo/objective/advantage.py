@@ -116,6 +116,39 @@ def token_advantages(
     return torch.where(_differ(by_place, scored, members)[sequences], advantages, 0.0)
 
 
+def turn_advantages(
+    rewards: Float[Tensor, "N"],
+    lengths: Int[Tensor, "B"],
+    group_ids: Int[Tensor, "B"],
+    *,
+    discount: float = 1.0,
+) -> Float[Tensor, "N"]:
+    """The advantage of each turn of B responses: its return minus that of the group's others which are as long.
+
+    Â_{i,k} = R_{i,k} - mean_j R_{j,k} over the other responses j of the group that have a turn k, where R_{i,k} is the
+    sum of the rewards of turn k and of later ones, each times discount^(turns between). The mean of none is 0. Since it
+    says nothing of response i, E[Σ_k Â_{i,k} ∇log π(turn k)] is the gradient of E[Σ_k r_{i,k}] at discount 1; divided
+    by the deviation of the returns at each turn it is not. A difference by less than `EQUAL` of the largest return at a
+    turn is 0. A response with a NaN reward is not scored. Raises ValueError for shapes that do not fit.
+    """
+    check_packed(lengths, rewards=rewards)
+    if group_ids.shape != lengths.shape:
+        raise ValueError(f"group_ids {list(group_ids.shape)} name the group of each of {len(lengths)} responses")
+    sequences, places = sequence_of_token(lengths, len(rewards)), positions(lengths, len(rewards))
+    scored = ~torch.isnan(sequence_mean(rewards, lengths))[sequences]
+    earned = torch.where(scored, rewards, 0.0)
+    returns = discounted_sums(earned, lengths, torch.full_like(earned, discount))
+    _, cells = torch.unique(torch.stack([group_ids[sequences], places]), dim=1, return_inverse=True)
+    counted = scored.to(returns.dtype)
+    others = _total(counted, cells) - counted
+    baseline = (_total(counted * returns, cells) - counted * returns) / others.clamp(min=1)
+    largest = returns.abs().new_zeros(int(cells.max()) + 1 if len(cells) else 0)
+    largest = largest.scatter_reduce_(0, cells, returns.abs(), reduce="amax")[cells]
+    difference = returns - baseline
+    is_equal = difference.abs() <= (EQUAL * largest).clamp(min=EQUAL_NEAR_ZERO)
+    return torch.where(is_equal | ~scored, 0.0, difference)
+
+
 def _by_place(
     to_go: Float[Tensor, "N"], sequences: Int[Tensor, "N"], places: Int[Tensor, "N"], num_sequences: int
 ) -> Float[Tensor, "B P"]:

@@ -44,8 +44,8 @@ def surrogate(
     ratio is not the sequence's. Of padded tensors [B, T] with a mask of the response's tokens: new[mask], old[mask],
     advantages, mask.sum(1). Every response has at least one token; `lengths` on the CPU spare a wait for the GPU.
     `options` are fields of `SurrogateSettings`, such as name="dapo" or level="token": they change `settings`, or the
-    published settings where none are given. `tokens_per_sequence` is what length_norm mean, group and constant divide
-    by; `weights` come from `correction_weights`. Raises ValueError for unknown names and for what does not fit.
+    published settings where none are given. `tokens_per_sequence` is what length_norm mean, group, turns and constant
+    divide by; `weights` come from `correction_weights`. Raises ValueError for unknown names and for what does not fit.
     """
     settings = replace(settings, **options) if settings else SurrogateSettings.published(**options)
     tensors = {"logprobs": logprobs, "old_logprobs": old_logprobs}
@@ -111,6 +111,7 @@ def _opsm(
 
 _DIVISORS = {"mean": "mini-batch's mean length", "group": "mean length in each sequence's group"}
 _DIVISORS |= {"constant": "longest response there can be"}
+_DIVISORS |= {"turns": "number of turns of each sequence times the mini-batch's mean length of a turn"}
 
 
 def _length_weight(

@@ -1,8 +1,8 @@
-"""The tokens between a call of tools and the policy's next turn: what the tools returned, as the template writes it."""
+"""The tokens between two turns of the policy: what tools or an environment say, as the chat template writes it."""
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gspo.queries.render import CUT, cut, special_tokens
 from gspo.queries.template import ChatTemplate, with_text
@@ -16,16 +16,31 @@ PLAIN = f"<tool_call></tool_call>{_BEFORE}{_AFTER}"  # what a tokenizer without 
 class Bridge:
     """The text between two turns of the policy: encoded by itself, so that all before it stays as it was sampled.
 
+    It has results of tools or, `as_user`, what the user says next. Without a chat template that follows as it is.
     Example: Bridge(tokenizer, recipe.queries).tokens(["56088"], last=2)
     """
 
-    def __init__(self, tokenizer: Any, queries: QueriesConfig, schemas: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        queries: QueriesConfig,
+        schemas: Sequence[Mapping[str, Any]] = (),
+        *,
+        as_user: bool = False,
+    ) -> None:
         has_template = bool(getattr(tokenizer, "chat_template", None)) and queries.chat is not False
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, queries.date) if has_template else None
         self._schemas = {"tools": [*schemas]} if schemas and has_template else {}
         self._variables = queries.chat_template_kwargs | self._schemas
         self._writes_calls = "tool_calls" in str(getattr(tokenizer, "chat_template", None))
-        self.role = self._template.between(2, self._variables)[0] if self._template else None  # None: plain text
+        self.speaker: Literal["user", "tool"] = "user" if as_user else "tool"
+        roles = ("user",) if as_user else ("tool", "user")
+        self.role = self._template.between(2, self._variables, roles)[0] if self._template else None  # None: plain text
+
+    @property
+    def call_ends_turn(self) -> bool:
+        """Tell whether a call ends a turn, and no token, but in the last."""
+        return self.role is None and self.speaker == "tool"
 
     def shown(self, queries: QueriesConfig) -> QueriesConfig:
         """Return what renders queries, with the schemas of tools for a chat template."""
@@ -47,13 +62,21 @@ class Bridge:
             around = self._template.between(len(results), self._variables, roles=("tool",))[1]
         elif self._template is not None:
             first, last = self._template.between(1, self._variables, roles=("user",))[1]
-            around = [first + _BEFORE.lstrip(), *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER.rstrip() + last]
+            if self.speaker == "user":
+                around = [first, *["\n\n"] * (len(results) - 1), last]
+            else:
+                around = [first + _BEFORE.lstrip(), *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER.rstrip() + last]
+        elif self.speaker == "user":
+            around = [""] * (len(results) + 1)
         else:
             around = [_BEFORE, *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER]
         return [around[0], *(piece for pair in zip(results, around[1:], strict=True) for piece in pair)]
 
     def tokens(self, results: Sequence[str], *, last: int) -> list[int]:
-        """The tokens that follow `last`, with which the policy's turn has ended; results are plain text throughout."""
+        """The tokens that follow `last`, with which the policy's turn has ended; results are plain text throughout.
+
+        Written as the user's, several are one message.
+        """
         pieces, end = self.pieces(results), self._tokenizer.decode([last])
         pieces[0] = pieces[0].removeprefix(end)  # the policy has written it
         for place in range(1, len(pieces), 2):

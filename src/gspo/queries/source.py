@@ -295,11 +295,13 @@ def _demonstration(completion: Any, *, has_turns: bool, where: str, fix: str) ->
     if len(texts) == 1:
         return texts[0]
     roles = [str(message.get("role")) for message in completion]
-    if not re.fullmatch("assistant (tool (tool )*assistant )+", " ".join([*roles, ""])):
+    if not re.fullmatch("assistant (((tool )+|user )assistant )+", " ".join([*roles, ""])):
         what = f"the completion has messages of the roles {', '.join(roles)}"
-        raise UserError(what, where=where, fix="write assistant, tool, assistant, with one or more of tool each time")
+        fix = "write assistant, tool, assistant, with one or more of tool each time, or assistant, user, assistant"
+        raise UserError(what, where=where, fix=fix)
     if not has_turns:
-        raise UserError("the completion has results of tools", where=where, fix="set rollout.tools, or give a text")
+        fix = "set rollout.tools or rollout.environment, or give a text"
+        raise UserError("the completion has several turns", where=where, fix=fix)
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Level = Literal["token", "sequence", "sequence_token"]
-LengthNorm = Literal["own", "group", "mean", "constant", "none"]
+LengthNorm = Literal["own", "group", "mean", "turns", "constant", "none"]
 Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "max_rl", "gae"]
 Name = Literal[
     "clip",

@@ -179,6 +179,11 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: takes_tokens and level == "sequence",
         f"""{per_token} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip
         """: takes_tokens and surrogate == "gmpo",
+        """actor.turn_credit: return_to_go takes the mean return of the group's others from a turn's, and divides by no
+        deviation, which would bias it: set actor.advantage: leave_one_out
+        """: actor.turn_credit == "return_to_go" and actor.advantage != "leave_one_out",
+        f"""{per_token} with actor.turn_credit: return_to_go: both say which tokens earn a reward; leave one out
+        """: per_token.startswith("reward") and actor.turn_credit == "return_to_go",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
@@ -239,6 +244,9 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.surrogate == "reinforce" and updates > 1,
         """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
         """: level == "sequence_token" and not _per_token(recipe),
+        f"""actor.turn_credit: return_to_go with length_norm: {actor.length_norm}, which weighs a turn by the
+        others that a response has: the gradient has no bias with length_norm: constant or none
+        """: rollout.has_turns and actor.turn_credit == "return_to_go" and actor.length_norm in ("own", "turns"),
         f"""actor.clip_fraction is out of reach: {updates} mini-batches clip about {most_clipped:.2g} at most
         """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
         f"""actor.clip_low/high {written} is far from {usually}, which null takes and {actor.surrogate} was published
@@ -279,6 +287,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
         ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
+        ("actor.turn_credit", "rollout.tools, environment or agent"): rollout.has_turns,
         ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
@@ -313,6 +322,8 @@ def _per_token(recipe: RecipeKeys) -> str:
     for i, reward in enumerate(recipe.reward):
         if reward.weight and reward.per != "response":
             return f"reward.{i}.per: {reward.per}"
+    if recipe.actor.turn_credit == "return_to_go":
+        return "actor.turn_credit: return_to_go"
     if recipe.teacher.is_on:
         return "teacher"
     return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""

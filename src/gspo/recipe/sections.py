@@ -392,6 +392,10 @@ class ActorConfig(Section):
     surrogate: Name = key("clip", "The published objective; see [objectives](objectives.md).")
     importance_sampling_level: Level = key("sequence", "A ratio of each `token` (GRPO), or of the `sequence` (GSPO).")
     advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md#advantages).")
+    turn_credit: Literal["trajectory", "return_to_go"] = key(
+        "trajectory",
+        "Whether a response's turns share its advantage, or each has [one](objectives.md#turns) by what follows it.",
+    )
     reward_aggregation: Literal["sum", "normalize_then_sum"] = key(
         "sum", "Whether rewards are added before or after they are [compared](objectives.md#several-rewards)."
     )

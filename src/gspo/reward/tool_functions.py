@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError, validate_call
@@ -68,8 +69,21 @@ def find_tool(name: str, *, where: str = "rollout.tools") -> Callable[..., Any]:
     return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where=where)
 
 
+def takes_steps(kind: type) -> bool:
+    """Tell whether an environment is one of two methods, `reset(row)` and `step(text)`, and none of tools.
+
+    A class in TRL's form may have a tool named step: its `reset(**row)` takes the row's columns by name.
+    """
+    if not inspect.isfunction(getattr(kind, "step", None)):
+        return False
+    _, *parameters = inspect.signature(kind.reset).parameters.values()  # type: ignore[attr-defined]
+    return [own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD) for own in parameters] == [True]
+
+
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
     """The methods that the policy may call of an environment, as in TRL: public ones but `reset` and `get_reward`."""
+    if takes_steps(kind):
+        return {}
     functions = inspect.getmembers(kind, inspect.isfunction)
     functions = [(name, own) for name, own in functions if inspect.getattr_static(kind, name) is own]  # no static ones
     return {name: own for name, own in functions if not name.startswith("_") and name not in ("reset", "get_reward")}
@@ -99,6 +113,7 @@ def _as_environment(kind: type) -> Callable[..., Any]:
     Methods that are not async run in a thread of the session, so that no response waits for another's.
     """
     sessions, methods = dict[str, tuple[Any, ThreadPoolExecutor]](), tool_methods(kind)
+    by_steps = takes_steps(kind)
 
     def fault(method: str, error: BaseException) -> FailedCallError:
         return _fault(f"{kind.__name__}.{method}", error, getattr(kind, method))
@@ -120,6 +135,8 @@ def _as_environment(kind: type) -> Callable[..., Any]:
         function = getattr(instance, method)
         if method in methods:
             function = validate_call(function)
+        if by_steps:  # their one argument may have any name
+            function, arguments = partial(function, *arguments.values()), {}
         if is_async(function):
             value, error = await _awaited(function, arguments)
         else:
@@ -128,6 +145,9 @@ def _as_environment(kind: type) -> Callable[..., Any]:
             raise fault(method, error)
         if method == "get_reward":
             return [_reward(f"{kind.__name__}.get_reward", value)]
+        if by_steps:
+            name = f"{kind.__name__}.{method}"
+            return [_step(name, value) if method == "step" else ToolResult(_text(name, value))]
         return [ToolResult("") if method == "reset" and value is None else _result(value, error)]
 
     return call
@@ -192,12 +212,38 @@ def _reward(name: str, value: Any) -> ToolResult:
     """A number as the trainer reads it."""
     if value is None:
         return ToolResult("")
-    shown = type(value).__name__
     with suppress(Exception):  # of its own methods
-        shown = repr(value)[:80]
         if not isinstance(value, str) and math.isfinite(number := float(value)):
             return ToolResult(repr(number))
-    raise FailedCallError(f"{name} returns {shown}, which is no finite number")
+    raise FailedCallError(f"{name} returns {_shown(value)}, which is no finite number")
+
+
+def _shown(value: Any) -> str:
+    with suppress(Exception):  # of its own methods
+        return repr(value)[:80]
+    return type(value).__name__
+
+
+def _step(name: str, value: Any) -> ToolResult:
+    """Return what an environment says of a turn as JSON: its text, the turn's reward, and whether it was the last."""
+    try:
+        said, reward, done = value
+        is_over = {True: True, False: False}[done]
+    except Exception:  # of its own methods, too
+        form = "messages, the turn's reward or None, and True where the response is over, else False"
+        raise FailedCallError(f"{name} returns {_shown(value)}, which is not: {form}") from None
+    text, given = _text(name, said), _reward(name, reward)
+    return ToolResult(json.dumps([text, float(given) if given else None, is_over]))
+
+
+def _text(name: str, said: Any) -> str:
+    """The text of messages: of none, of one that is a text, or of a list."""
+    try:
+        texts = [said] if isinstance(said, str) else [message["content"] for message in said or ()]
+        return "\n\n".join(texts)[:MAX_CHARACTERS]
+    except Exception:
+        form = 'a text nor a list such as [{"role": "user", "content": "…"}]'
+        raise FailedCallError(f"{name} says {_shown(said)}, which is neither {form}") from None
 
 
 def _result(value: Any, error: BaseException | None) -> ToolResult:

@@ -13,7 +13,7 @@ from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
 from gspo.reward.reply import is_async
-from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, tool_methods
+from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
 from gspo.rollout.endpoint import Endpoint
 from gspo.rollout.tools import Agent, Environment, Result, Tool, Tools
 from gspo.types import Failure
@@ -47,7 +47,8 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
     where = "rollout.tools" if settings.environment is None else "rollout.environment"
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
-    bridge = Bridge(tokenizer, queries, [tool.schema for tool in tools])
+    by_steps = environment is not None and environment.by_steps
+    bridge = Bridge(tokenizer, queries, [tool.schema for tool in tools], as_user=by_steps)
     if agent is not None and bridge.role is None:
         fix = "use an instruct model's tokenizer (model.tokenizer)"
         raise UserError("an agent's messages need a chat template", where="rollout.agent", fix=fix)
@@ -111,8 +112,12 @@ def _environment(
     """The environment, its methods as tools, and what makes the calls of both."""
     kind = find_tool(name, where="rollout.environment")
     if not isinstance(kind, type) or not hasattr(kind, "reset"):
-        fix = "name a class with a method reset(self, **row)"
+        fix = "name a class with a method reset(self, **row), or reset(self, row) and step(self, text)"
         raise UserError(f"{name} is no environment", where="rollout.environment", fix=fix)
+    by_steps, has_reward = takes_steps(kind), hasattr(kind, "get_reward")
+    if by_steps and has_reward:
+        fix = "leave out get_reward, or take the row by name in reset(self, **row), where methods are tools"
+        raise UserError("step returns the rewards", where=f"rollout.environment: {name}", fix=fix)
     schemas = {
         own: _schema(MethodType(call, object()), f"{name}.{own}", where="rollout.environment")
         for own, call in tool_methods(kind).items()
@@ -121,13 +126,13 @@ def _environment(
 
     async def ask(session: str, method: str | None, arguments: Mapping[str, Any]) -> Result:
         call = {"session": session, "method": method, "arguments": dict(arguments)}
-        most = None if method == "get_reward" else settings.tool_characters
+        most = None if method in ("get_reward", "step") else settings.tool_characters
         return await _made(function, call, most=most)
 
     def tool(method: str) -> Tool:
         return Tool(name=method, schema=schemas[method], call=lambda own, given: ask(own, method, given))
 
-    return Environment(ask=ask, has_reward=hasattr(kind, "get_reward")), [*map(tool, schemas)], [function]
+    return Environment(ask=ask, has_reward=has_reward, by_steps=by_steps), [*map(tool, schemas)], [function]
 
 
 async def _made(

@@ -1,9 +1,10 @@
-"""Rollouts of several turns: the policy calls tools and reads their results, until it answers without a call."""
+"""Rollouts of several turns: the policy calls tools, or an environment answers it, until either has no more to say."""
 
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import fsum
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ class Conversation:
 
     def __init__(self, policy: Policy, settings: RolloutConfig, tools: Tools) -> None:
         self._policy, self._settings, self._tools = policy, settings, tools
-        if tools.bridge.role is None:  # no token ends a turn that is not the last
+        if tools.bridge.call_ends_turn:
             settings = settings.model_copy(update={"stop_strings": (*settings.stop_strings, "</tool_call>")})
         self._single_turn = SingleTurn(policy, settings)
 
     async def __call__(self, query: Query, generate: Generate) -> Sample:
-        """The response; the loss mask is false on what tools returned, and what the chat template writes around it."""
+        """The response; the loss mask is false on what others say, and what the chat template writes around it."""
         session = uuid.uuid4().hex
         try:
             return await self._sample(query, generate, session)
@@ -58,6 +59,7 @@ class Conversation:
 
     async def _sample(self, query: Query, generate: Generate, session: str) -> Sample:
         settings, tools, written = self._settings, self._tools, Written()
+        answered = self._call_tools if tools.environment is None or not tools.environment.by_steps else self._step
         said = await tools.begin(session, query)
         if said is not None:
             written.read(tools.bridge.opening(said))
@@ -73,13 +75,14 @@ class Conversation:
             sample = await self._single_turn(prompt, turn)
             written.write(sample)
             written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
-            is_over = await self._call_tools(session, written)
+            is_over = await answered(session, written)
             if is_over is not None:
                 break
         reason, failure = is_over
         reward = None
         if failure is None:  # else the environment may hang
             reward, failure = await tools.reward(session)
+        given = [turn.reward for turn in written.turns if turn.reward is not None]
         return joined(
             self._policy,
             query,
@@ -87,7 +90,7 @@ class Conversation:
             finish_reason=reason,
             experts=_experts(written.samples[-1], len(query.prompt_ids)),
             failure=failure,
-            environment_reward=reward,
+            environment_reward=fsum(given) if given else reward,
         )
 
     async def _call_tools(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:
@@ -103,12 +106,32 @@ class Conversation:
         written.turns[-1] = replace(written.turns[-1], num_calls=len(calls), num_errors=num_errors)
         if failure := next((result.failure for result in results if result.failure), None):
             return "stop", failure
-        texts = [result.text for result in results]
-        context = self._tools.bridge.tokens(texts, last=int(sample.token_ids[-1]))
+        return self._read([result.text for result in results], written)
+
+    async def _step(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:
+        """Have the environment answer the last turn and append what it says; where the response is over, return why."""
+        sample = written.samples[-1]
+        if sample.finish_reason != "stop":
+            return sample.finish_reason, None
+        answer = await self._tools.step(session, sample.text)
+        if isinstance(answer, Failure):
+            return "stop", answer
+        said, reward, is_over = answer
+        written.turns[-1] = replace(written.turns[-1], reward=reward)
+        if is_over:
+            return "stop", None
+        if len(written.samples) == self._settings.max_turns:
+            return "turns", None
+        return self._read([said[: self._settings.tool_characters]], written)
+
+    def _read(self, texts: Sequence[str], written: Written) -> tuple[FinishReason, None] | None:
+        """Append what tools or the environment say; where it has no room, return so."""
+        bridge = self._tools.bridge
+        context = bridge.tokens(texts, last=int(written.ids[-1]))
         if len(written.ids) + len(context) >= self._settings.max_new_tokens:
             return "length", None
         written.read(context)
-        written.turns.append(Turn(role="tool", text="\n".join(texts), num_tokens=len(context)))
+        written.turns.append(Turn(role=bridge.speaker, text="\n".join(texts), num_tokens=len(context)))
         return None
 
 

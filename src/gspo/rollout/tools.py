@@ -1,5 +1,6 @@
 """What the policy may call within a response: tools, and an environment that keeps a state for each response."""
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ class Environment:
     """
 
     ask: Callable[[str, str | None, Mapping[str, Any]], Awaitable[Result]]  # a method; None ends the session
-    has_reward: bool
+    has_reward: bool  # by a method of its own
+    by_steps: bool = False  # its method step answers each turn: it has no tools
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +78,8 @@ class Tools:
         """Begin a response in the environment, if there is one: what it says first; UserError where it cannot begin."""
         if self.environment is None:
             return None
-        row = {"prompt": query.prompt, **query.columns}
+        row: Mapping[str, Any] = {"prompt": query.prompt, **query.columns}
+        row = {"row": row} if self.environment.by_steps else row
         result = await self.environment.ask(session, "reset", row)
         if result.failure and result.failure.kind == "crashed":  # another response may have ended the process
             result = await self.environment.ask(session, "reset", row)
@@ -84,6 +87,18 @@ class Tools:
             fix = "correct the class"
             raise UserError(result.failure.message, where=f"rollout.environment, row {query.id}", fix=fix)
         return result.text
+
+    async def step(self, session: str, text: str) -> tuple[str, float | None, bool] | Failure:
+        """Return what the environment says of a turn, its reward, and whether it was the last; or why it says nothing.
+
+        Only an environment that is `by_steps` is asked.
+        """
+        assert self.environment is not None
+        result = await self.environment.ask(session, "step", {"text": text})
+        if result.failure:
+            return result.failure
+        said, reward, is_over = json.loads(result.text)
+        return said, reward, is_over
 
     async def reward(self, session: str) -> tuple[float | None, Failure | None]:
         """Return what the environment gives a response in the end, or why it gives nothing."""

@@ -30,7 +30,7 @@ from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress, next_best, reason_to_stop
 from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary, step_line
-from gspo.types import Query, Sample
+from gspo.types import Query, Sample, Turn
 
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
@@ -271,7 +271,7 @@ def rollout_lines(samples: Sequence[Sample], tokenizer: Any = None) -> Iterator[
             "mini_batch": stats and stats.mini_batch,
             "tokens": sample.num_tokens,
             "finish_reason": sample.finish_reason,
-            **({"turns": [[turn.role, turn.text, turn.num_tokens] for turn in sample.turns]} if sample.turns else {}),
+            **({"turns": [*map(_turn, sample.turns)]} if sample.turns else {}),
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
             **({"versions": [[*span] for span in sample.versions]} if len(sample.versions) > 1 else {}),
         }
@@ -280,6 +280,11 @@ def rollout_lines(samples: Sequence[Sample], tokenizer: Any = None) -> Iterator[
             line["token_log_ratios"] = stats and _by_token(sample, stats.log_ratios)
             line["token_advantages"] = _by_token(sample, sample.token_advantages)
         yield line
+
+
+def _turn(turn: Turn) -> list[str | int | float]:
+    """The line's entry for a turn; its reward stands only where there is one."""
+    return [turn.role, turn.text, turn.num_tokens, *([] if turn.reward is None else [turn.reward])]
 
 
 def _words(query: Query) -> list[int] | None:

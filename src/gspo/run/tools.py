@@ -26,7 +26,8 @@ def fit_tools(
     _check_renderings(recipe, rows, sets)
     tools = load_tools(recipe.rollout, tokenizer, recipe.queries, output=output)
     is_judge = any(reward.function == "environment" for reward in recipe.reward)
-    if is_judge and tools.environment is not None and not tools.environment.has_reward:
+    own = tools.environment
+    if is_judge and own is not None and not (own.has_reward or own.by_steps):
         what = f"{recipe.rollout.environment} has no method get_reward, which reward: environment asks for"
         raise UserError(what, where="rollout.environment", fix="write get_reward(self), or name other rewards")
     shown, changed = tools.bridge.shown, list[SetRows]()

@@ -327,3 +327,28 @@ def test_of_samples_that_the_page_does_not_have_it_says_how_many(
     assert tab.find("#samples .count").text == "0 of 0 samples; 5 are not in this page"
     assert texts(tab, step=2) == ["late"] and "gspo view" in tab.find("#samples .coverage").text
     assert tab.messages() == []
+
+
+def test_a_conversation_is_told_turn_by_turn_and_what_is_long_in_it_is_folded(tab: Tab, tmp_path: Path) -> None:
+    words = ["call", "x" * 500, "so"]
+    turns = [["assistant", "call", 1, -0.5], ["tool", words[1], 1], ["assistant", "so", 2]]
+    ratios, advantages = [0.5, None, -0.25, 0.0], [2.0, None, -1.0, -1.0]
+    line = sample("q:1", words=words, turns=turns, token_log_ratios=ratios, token_advantages=advantages)
+    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
+    tab.show(tmp_path / "run")
+    choose(tab, set=0, scope="step", step=1)
+    told = tab.run(
+        "return [...document.querySelectorAll('.turn')].map((turn) => "
+        "[turn.querySelector('summary').textContent, turn.open, turn.querySelector('pre').textContent])"
+    )
+    assert told == [
+        ["policy · 1 token · reward −0.5 · advantage +2 · mean log ratio +0.5", True, "call"],
+        ["tool · 1 token", False, words[1]],
+        ["policy · 2 tokens · advantage −1 · mean log ratio −0.125", True, "so"],
+    ]
+    text = tab.find("#samples .completion")
+    tab.run("arguments[0].focus()", text)
+    tab.press(Keys.END)
+    numbers = tab.find("#samples .token-numbers")
+    assert numbers.text == "token 4 of 4, “end of the text”: log ratio +0, ratio 1.0000; advantage −1"
+    assert tab.messages() == []

@@ -11,23 +11,43 @@ function paint(made, number, colour) {
   return made;
 }
 
+const FOLDED = 400; // characters of what others say, from which on it is folded
+const total = (numbers) => numbers.reduce((all, number) => all + number, 0);
+
+// Turns one below the other, each with its numbers; a response of one turn is its tokens.
+function inTurns(tokens, spans, turns, isTraining) {
+  if (total(turns.map(([, , count]) => count)) !== spans.length) return spans; // there are none, or the tokens are not known
+  let end = 0;
+  return turns.map(([role, , count, reward]) => {
+    const own = tokens.slice(end, end + count), pre = element("pre", "", spans.slice(end, end += count));
+    const isOwn = role === "assistant", isOpen = isOwn || pre.textContent.length < FOLDED;
+    const mean = (name) => signed(total(own.map((token) => token[name])) / count);
+    const changes = isOwn && isTraining ? [`advantage ${mean("advantage")}`, `mean log ratio ${mean("ratio")}`] : [];
+    const numbers = [`${count} token${count === 1 ? "" : "s"}`, ...(reward === undefined ? [] : [`reward ${signed(reward)}`]), ...changes];
+    const title = element("summary", "", [isOwn ? "policy" : role, ...numbers].join(" · "));
+    return element("details", { class: isOwn ? "turn own" : "turn", ...(isOpen && { open: "open" }) }, title, pre);
+  });
+}
+
 // The text and, below it, the numbers of the token that is chosen by mouse, finger or arrow keys.
-function colouredText({ texts, advantage, ...sample }, colour, isTraining) {
+function colouredText({ texts, advantage, turns = [], ...sample }, colour, isTraining) {
   const [ratios, advantages] = [sample.token_log_ratios ?? [], sample.token_advantages ?? []];
   const tokens = texts.map((text, place) => ({ text, ratio: ratios[place], advantage: advantages[place] ?? advantage }));
   const numbers = element("p", { class: "token-numbers", role: "status" });
-  const text = element("pre", { class: "completion", tabindex: 0, "aria-label": "response; the arrow keys go through its tokens" },
-    tokens.map((token) => paint(element("span", "token", token.text), token[colour], colour)));
+  const spans = tokens.map((token) => paint(element("span", "token", token.text), token[colour], colour));
+  const text = element(turns.length ? "div" : "pre",
+    { class: "completion", tabindex: 0, "aria-label": "response; the arrow keys go through its tokens" },
+    inTurns(tokens, spans, turns, isTraining));
   let chosen = -1;
   const choose = (place) => {
-    text.children[chosen]?.classList.remove("chosen");
-    text.children[chosen = place].classList.add("chosen");
-    text.children[chosen].scrollIntoView({ block: "nearest" });
+    spans[chosen]?.classList.remove("chosen");
+    spans[chosen = place].classList.add("chosen");
+    spans[chosen].scrollIntoView({ block: "nearest" });
     numbers.textContent = numbersOf(tokens[chosen], chosen, tokens.length);
   };
   text.addEventListener("click", ({ target }) => {
     const token = target.closest(".token");
-    if (token && !String(getSelection())) choose([...text.children].indexOf(token));
+    if (token && !String(getSelection())) choose(spans.indexOf(token));
   });
   text.addEventListener("keydown", (event) => {
     const place = placeByKey(event, chosen, tokens.length);
