@@ -216,7 +216,7 @@ def test_an_environment_that_cannot_be_is_one_message(name: str, sentence: str) 
     [
         (
             ["rollout.tools=[calculator]", "rollout.environment=game.py:Game"],
-            "give one of rollout.tools, rollout.environment",
+            "give one of rollout.tools or mcp, rollout.environment",
         ),
         (["reward=environment"], "reward: environment is what rollout.environment gives"),
         (

@@ -305,6 +305,9 @@ class RolloutConfig(Section):
     tools: tuple[PathText, ...] = key(
         (), "Functions that the policy may call within a response: see [tools](../guides/tools.md)."
     )
+    mcp: tuple[Text, ...] = key(
+        (), "[MCP servers](../guides/tools.md#mcp-servers), whose tools the policy may call: a command or an address."
+    )
     environment: PathText | None = key(
         None,
         "Instead of tools: a [class](../guides/tools.md#environments) with a state for each response.",
@@ -336,7 +339,7 @@ class RolloutConfig(Section):
     @property
     def has_turns(self) -> bool:
         """Tell whether a response may have several turns."""
-        return bool(self.tools) or self.environment is not None or self.agent is not None
+        return bool(self.tools or self.mcp) or self.environment is not None or self.agent is not None
 
     @property
     def is_in_trainer(self) -> bool:

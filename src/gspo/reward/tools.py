@@ -1,17 +1,21 @@
 """Tools: functions that the policy calls within a response; they run in processes of their own, as rewards do."""
 
+import json
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any
 
 from transformers.utils import get_json_schema
 
+from gspo import loop
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
 from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
+from gspo.reward.mcp_server import McpServer
 from gspo.reward.reply import is_async
 from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
 from gspo.rollout.endpoint import Endpoint
@@ -43,6 +47,9 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
     else:
         functions = [_function(name, settings, output) for name in settings.tools]
         tools = [_tool(name, own, settings) for name, own in zip(settings.tools, functions, strict=True)]
+        for server in settings.mcp:
+            function, own_tools = _mcp_server(server, settings, output)
+            functions, tools = [*functions, function], [*tools, *own_tools]
     names = [tool.name for tool in tools]
     where = "rollout.tools" if settings.environment is None else "rollout.environment"
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -92,6 +99,30 @@ def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction
         raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
     host = Processes(name, is_async=is_class or is_async(call), role="tool", keeps_state=is_class, output=output)
     return _hosted(name, call, host, settings.tool_seconds)
+
+
+def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[RewardFunction, list[Tool]]:
+    """An MCP server, once it has told its tools, and these."""
+    where = f"rollout.mcp: {server}"
+    if find_spec("mcp") is None:
+        raise UserError("the package mcp is not installed", where=where, fix="pip install 'gspo[mcp]'")
+    host = Processes(server, is_async=True, role="MCP server", keeps_state=True, output=output)
+    function = _hosted(server, McpServer(server), host, settings.tool_seconds)
+    listed = loop.run(_made(function, {"tool": None, "arguments": {}}, most=None, kind="MCP server"))
+    if listed.failure is not None:
+        function.host.close()
+        fix = "name the command that starts it, such as python server.py, or its address, such as http://host:8000/mcp"
+        raise UserError(listed.failure.message, where=where, fix=fix)
+
+    def tool(schema: Mapping[str, Any]) -> Tool:
+        async def make(session: str, arguments: Mapping[str, Any]) -> Result:
+            call = {"tool": name, "arguments": dict(arguments)}
+            return await _made(function, call, most=settings.tool_characters, kind="MCP server")
+
+        name = schema["function"]["name"]
+        return Tool(name=name, schema=schema, call=make)
+
+    return function, [tool(schema) for schema in json.loads(listed.text)]
 
 
 def _hosted(name: str, call: Callable[..., Any], host: Processes, seconds: float) -> RewardFunction:

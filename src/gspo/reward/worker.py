@@ -26,7 +26,7 @@ OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot 
 LONGEST_TIMER_SECONDS = 1e9
 
 Function = Callable[..., Any]
-Role = Literal["reward function", "tool", "agent"]
+Role = Literal["reward function", "tool", "agent", "MCP server"]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
 
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
@@ -91,8 +91,11 @@ async def _serve(link: socket.socket, function: Function, received: SimpleQueue[
 
 def _find_tool(name: str, role: Role) -> Function:
     # pydantic takes a while, and rewards need none of it
+    from gspo.reward.mcp_server import McpServer
     from gspo.reward.tool_functions import as_agent, as_tool, find_tool
 
+    if role == "MCP server":
+        return McpServer(name)
     return as_tool(find_tool(name)) if role == "tool" else as_agent(find_tool(name))
 
 
