@@ -122,23 +122,27 @@ def _page(run: RunFiles, step: int, group: Sequence[Sample], num_bad: int, has_c
             yield Text(visible(f"failed: {sample['failure']}"))
         if sample["sequence_ratio"] is None and sample["mini_batch"] is None:
             yield Text(f"not trained: {'no reward' if sample['reward'] is None else 'advantage 0'}")
-        yield from _turns(sample, _coloured(sample))
+        yield from _turns(sample)
         yield from _pairs(sample.get("extra"))
     yield Text()
 
 
-def _turns(sample: Sample, pieces: Sequence[tuple[str, Style | str]]) -> Iterator[Text]:
+def _turns(sample: Sample) -> Iterator[Text]:
     """The response, turn by turn where it has several; each of the policy's with its advantage and mean log ratio."""
-    turns, ratios = sample.get("turns") or (), _log_ratios(sample)
-    ends = [*accumulate((turn[2] for turn in turns), initial=0)]
-    if not turns or ends[-1] != len(pieces):  # without tokens it is one text
+    turns, ratios, pieces = sample.get("turns") or (), _log_ratios(sample), _coloured(sample)
+    tokens, ends = cut_into_tokens(sample) or (), [*accumulate((turn[2] for turn in turns), initial=0)]
+    if not turns or ends[-1] != len(tokens):  # without tokens it is one text
         yield _quoted(pieces)
         return
+    pieces = pieces if ratios else [(token, "") for token in tokens]
     advantages = sample.get("token_advantages") or [sample["advantage"]] * len(pieces)
     for (role, _, num_tokens, *reward), (start, end) in zip(turns, pairwise(ends), strict=True):
-        said = [role, f"{num_tokens} token{'s' * (num_tokens != 1)}", *(f"reward {each:g}" for each in reward)]
+        said = [
+            "policy" if role == "assistant" else role,
+            f"{num_tokens} token{'s' * (num_tokens != 1)}",
+            *(f"reward {each:g}" for each in reward),
+        ]
         if role == "assistant" and ratios:
-            said[0] = "policy"
             said += [f"advantage {fmean(each or 0.0 for each in advantages[start:end]):+.3f}"]
             said += [f"mean log ratio {fmean(ratios[start:end]):+.2g}"]
         yield Text(" · ".join(said), style="italic")

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError, validate_call
 
 from gspo.recipe.callables import error_line, load_callable
+from gspo.reward.python_tool import Python
 from gspo.reward.reply import FailedCallError, ToolResult, is_async
 
 ERROR = "error: "  # how a result begins that is none
@@ -61,7 +62,7 @@ def _value(node: ast.AST) -> int | float:
     return float(result) if isinstance(result, float) else int(result)
 
 
-BUILT_IN: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
+BUILT_IN: Mapping[str, Callable[..., Any]] = {"calculator": calculator, "python": Python}  # an environment
 
 
 def find_tool(name: str, *, where: str = "rollout.tools") -> Callable[..., Any]:

@@ -16,10 +16,12 @@ from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
 from gspo.reward.mcp_server import McpServer
+from gspo.reward.python_tool import Python
 from gspo.reward.reply import is_async
 from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
 from gspo.rollout.endpoint import Endpoint
 from gspo.rollout.tools import Agent, Environment, Result, Tool, Tools
+from gspo.sandbox.sandbox import check_available
 from gspo.types import Failure
 
 _ALL = 2**20  # calls at a time
@@ -145,6 +147,8 @@ def _environment(
     if not isinstance(kind, type) or not hasattr(kind, "reset"):
         fix = "name a class with a method reset(self, **row), or reset(self, row) and step(self, text)"
         raise UserError(f"{name} is no environment", where="rollout.environment", fix=fix)
+    if kind is Python:
+        check_available()
     by_steps, has_reward = takes_steps(kind), hasattr(kind, "get_reward")
     if by_steps and has_reward:
         fix = "leave out get_reward, or take the row by name in reset(self, **row), where methods are tools"
