@@ -63,7 +63,7 @@ def check(
     times = num_asked / len(inputs.queries.train)
     yield f"            {num_asked:,} queries in all: the training data {times:.2f} times"
     for number, phase in enumerate(recipe.phases, 1):
-        yield f"phase {number}     from step {phase.from_step}: {changes_of(phase)}"
+        yield f"phase {number}     {phase.begins}: {changes_of(phase)}"
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe.at_longest, inputs, num_ranks)

@@ -160,11 +160,11 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
     recipe, clock, trainer = run.recipe, run.clock, run.trainer
     progress = run.safe_point(recorder.start(run.start_phase("training")))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
+    num_begun = recipe.num_begun(progress.steps + (progress.batch is not None), progress.phases_begun)
     while not progress.is_over(recipe.steps):
-        now = recipe.at(step := progress.steps + 1)
-        for phase in recipe.phases:
-            if phase.from_step == step and progress.batch is None:
-                run.display.note(f"from step {step}: {changes_of(phase)}")
+        now = recipe.at(step := progress.steps + 1, progress.phases_begun)
+        for phase in recipe.phases[num_begun : (num_begun := recipe.num_begun(step, progress.phases_begun))]:
+            run.display.note(f"from step {step}: {changes_of(phase)}")
         with clock.stage("total"):
             if progress.batch is None:
                 progress = run.safe_point(collect(run, now, progress))

@@ -19,6 +19,7 @@ from gspo.report.page.data import _run
 from gspo.report.run_files import read_run
 from gspo.reward.overlong import overlong_penalty
 from gspo.run.console import Display
+from gspo.run.progress import Progress, next_phases
 
 FAST = ("cold_start.steps=0", "evaluation.num_queries=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=4")
 LONGER = "phases=[{from_step: 2, rollout: {max_new_tokens: 9}}]"
@@ -114,6 +115,77 @@ def test_phases_are_given_on_the_command_line_check_lists_them_and_looks_at_each
     assert any("in phases.0: actor.optimizer.lr 5 is far above" in line for line in lines)
 
 
+WHEN = "when: {metric: response/mean_tokens, above: 0, steps: 2}"
+CONDITIONAL = f"phases=[{{{WHEN}, rollout: {{max_new_tokens: 9}}}}, {{{WHEN}, rollout: {{max_new_tokens: 2}}}}]"
+
+
+def test_a_phase_begins_once_its_condition_has_held_and_the_next_is_looked_at_from_then_on() -> None:
+    text = io.StringIO()
+    recipe = recipe_of("when", *FAST, CONDITIONAL, "steps=6")
+    lines = gspo.train(recipe, display=Display(Console(file=text, width=250))).metrics
+    assert [line["phase"] for line in lines] == [0, 0, 1, 1, 2, 2]
+    assert [longest("when", step) for step in range(1, 7)] == [4, 4, 9, 9, 2, 2]
+    assert text.getvalue().count("from step 3: rollout.max_new_tokens 9") == 1
+    assert "phase 1     once response/mean_tokens above 0 for 2 steps: rollout.max_new_tokens 9" in check(recipe)
+
+
+def test_a_run_broken_off_between_conditions_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
+    keys = [*FAST, CONDITIONAL, "steps=6"]
+    train(recipe_of("unbroken", *keys))
+    broken_off(recipe_of("broken", *keys), SAMPLING, 20)
+    broken_off(recipe_of("broken", *keys), GRADIENT, 1, resume=True)
+    broken_off(recipe_of("broken", *keys), GRADIENT, 5, resume=True)
+    with pytest.raises(UserError, match=r"phases\.0\.when\.steps was 2, is 3"):
+        gspo.train(recipe_of("broken", *keys, "phases.0.when.steps=3"), resume=True)
+    train(recipe_of("broken", *keys), resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+PHASES: list[dict[str, Any]] = [
+    {"when": {"metric": "m", "above": 0.5, "steps": 2}, "rollout": {"max_new_tokens": 5}},
+    {"when": {"metric": "m", "below": 0.2, "steps": 1}, "rollout": {"max_new_tokens": 6}},
+    {"from_step": 9, "rollout": {"max_new_tokens": 7}},
+    {"when": {"metric": "m", "above": 0.1, "below": 0.3, "steps": 1}, "rollout": {"max_new_tokens": 8}},
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "begun"),
+    [
+        ([0.6, 0.6, 0.6], [0, 0, 1, 1]),
+        ([0.6, 0.4, 0.6, 0.6], [0, 0, 0, 0, 1]),
+        ([0.6, None, 0.6], [0, 0, 0, 1]),
+        ([0.6, float("nan"), 0.6, 0.6], [0, 0, 0, 1, 1]),
+        ([0.6, 0.6, 0.1, 0.2, 0.2], [0, 0, 1, 2, 2, 2]),
+        ([0.5] * 8 + [0.3, 0.1, 0.2], [0] * 8 + [3, 3, 3, 4]),
+    ],
+)
+def test_phases_begin_in_their_order_by_what_a_metric_was(values: list[float | None], begun: list[int]) -> None:
+    recipe = recipe_of("order", *FAST, f"phases={json.dumps(PHASES)}")
+    progress, seen = Progress(), [0]
+    for step, value in enumerate(values, 1):
+        line = {"step": step} if value is None else {"step": step, "m": value}
+        progress = next_phases(progress, recipe, line)
+        seen.append(recipe.num_begun(step + 1, progress.phases_begun))
+    assert seen == begun
+
+
+@pytest.mark.parametrize(
+    ("phase", "why"),
+    [
+        ("rollout: {max_new_tokens: 9}", "phases.0: give one of from_step and when"),
+        (f"from_step: 2, {WHEN}, rollout: {{max_new_tokens: 9}}", "phases.0: give one of from_step and when"),
+        ("when: {metric: reward/mean}, rollout: {max_new_tokens: 9}", "phases.0.when: give above, below or both"),
+        ("when: {metric: reward/mean, above: 1, below: 0}, rollout: {max_new_tokens: 9}", "phases.0.when: give above"),
+        ("when: {metric: reward/meen, above: 1}, rollout: {max_new_tokens: 9}", "no metric is called reward/meen"),
+    ],
+)
+def test_a_phase_that_cannot_begin_is_refused(phase: str, why: str) -> None:
+    with pytest.raises(UserError) as error:
+        list(check(recipe_of("refused", *FAST, f"phases=[{{{phase}}}]")))
+    assert why in str(error.value)
+
+
 def test_a_penalty_for_length_is_never_more_than_one() -> None:
     assert overlong_penalty(90, 10, 0.2) == -1 == overlong_penalty(10, 10, 0.2)
 
@@ -134,10 +206,10 @@ def test_groups_sampled_ahead_in_another_way_are_sampled_again(change: str) -> N
             "phases.0.from_step: should be greater than or equal to 2, not 1",
         ),
         ("[{from_step: 3}]", "phases.0 changes nothing: give it a key beside from_step"),
-        ("[{rollout: {temperature: 2}}]", "phases.0.from_step: this key is needed and missing"),
+        ("[{rollout: {temperature: 2}}]", "phases.0: give one of from_step and when"),
         (
             "[{from_step: 3, queries: {path: a}}]",
-            "unknown key phases.0.queries.path: a phase has from_step, rollout.max_new",
+            "unknown key phases.0.queries.path: a phase has from_step, when, when.metric",
         ),
         (
             "[{from_step: 5, rollout: {temperature: 2}}, {from_step: 5, rollout: {temperature: 1}}]",

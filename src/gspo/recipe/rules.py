@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ModelConfig, RecipeKeys, ServerConfig, names_file
+from gspo.recipe.sections import ModelConfig, PhaseCondition, RecipeKeys, ServerConfig, names_file
 
 LOWEST_TEMPERATURE = 0.01  # vLLM samples at this one where a lower one is asked for
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
@@ -145,7 +145,7 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
 
 
 def _refused_phases(recipe: RecipeKeys) -> dict[str, object]:
-    begins = [phase.from_step for phase in recipe.phases]
+    begins = [phase.from_step for phase in recipe.phases if phase.from_step is not None]
     sets_range = any(phase.actor.clip_low or phase.actor.clip_high for phase in recipe.phases)
     return {
         f"""phases begin one after the other: from_step is {", ".join(map(str, begins))}; give each of them a later step
@@ -154,8 +154,18 @@ def _refused_phases(recipe: RecipeKeys) -> dict[str, object]:
         """phases set actor.clip_low or clip_high, and actor.clip_fraction sets them anew in each step; leave one out
         """: sets_range and recipe.actor.clip_fraction is not None,
         **{
-            f"""phases.{index} changes nothing: give it a key beside from_step
+            f"""phases.{index} changes nothing: give it a key beside from_step or when
             """: not phase.changed
+            for index, phase in enumerate(recipe.phases)
+        },
+        **{
+            f"""phases.{index}: give one of from_step and when
+            """: (phase.from_step is None) == (phase.when is None)
+            for index, phase in enumerate(recipe.phases)
+        },
+        **{
+            f"""phases.{index}.when: give above, below or both, with above less than below
+            """: phase.when is not None and not _has_values(phase.when)
             for index, phase in enumerate(recipe.phases)
         },
     }
@@ -231,7 +241,7 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
     clip_range, usual = (actor.clip_low, actor.clip_high), published.range(level)
     is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
     written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
-    last_phase = max((phase.from_step for phase in recipe.phases), default=0)
+    last_phase = max((phase.from_step or 0 for phase in recipe.phases), default=0)
     warmup, attention = actor.optimizer.warmup_steps, recipe.model.attn_implementation
     return {
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
@@ -307,6 +317,12 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,
     }
+
+
+def _has_values(condition: PhaseCondition) -> bool:
+    """Tell whether there are values for which it holds, and others."""
+    above, below = condition.above, condition.below
+    return above != below and (above is None or below is None or above < below)
 
 
 def _goes_by_evaluation(recipe: RecipeKeys) -> bool:

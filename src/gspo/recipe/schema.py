@@ -19,24 +19,33 @@ class Recipe(RecipeKeys):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         sentences = refusals(self)
-        for index, phase in enumerate(() if sentences else self.phases):
-            sentences += (f"in phases.{index}: {sentence}" for sentence in refusals(self.at(phase.from_step)))
+        for index, recipe in enumerate(() if sentences else self.of_phases):
+            sentences += (f"in phases.{index}: {sentence}" for sentence in refusals(recipe))
         if sentences:
             raise refusal("\n  ".join(sentences))
         return self
 
-    def at(self, step: int) -> Self:
-        """The recipe of a step: with what the phases set that have begun by then."""
-        recipe = self
+    def at(self, step: int, begun: int = 0) -> Self:
+        """The recipe of a step: with what the phases set that have begun by then, so many of them by a condition."""
+        return (self, *self.of_phases)[self.num_begun(step, begun)]
+
+    def num_begun(self, step: int, begun: int = 0) -> int:
+        """How many phases have begun by a step: one that does has those before it begin, too."""
+        begins = (step + 1 if phase.from_step is None else phase.from_step for phase in self.phases)
+        return max([begun, *(number for number, first in enumerate(begins, 1) if first <= step)])
+
+    @property
+    def of_phases(self) -> tuple[Self, ...]:
+        """The recipe of each phase."""
+        recipes = [self]
         for phase in self.phases:
-            recipe = _with(recipe, phase) if phase.from_step <= step else recipe
-        return recipe
+            recipes.append(_with(recipes[-1], phase))
+        return tuple(recipes[1:])
 
     @property
     def at_longest(self) -> Self:
         """The recipe of the first phase whose responses may be the longest: what the run must have room for."""
-        recipes = (self, *(self.at(phase.from_step) for phase in self.phases))
-        return max(recipes, key=lambda recipe: recipe.rollout.max_new_tokens)
+        return max((self, *self.of_phases), key=lambda recipe: recipe.rollout.max_new_tokens)
 
     @property
     def length_key(self) -> str:

@@ -603,12 +603,36 @@ class PhaseActor(Section):
     optimizer: PhaseOptimizer = PhaseOptimizer()
 
 
+class PhaseCondition(Section):
+    """The condition with which a phase begins, once the one before it has begun."""
+
+    metric: Text = key(..., "The [metric](metrics.md) that is looked at; steps that do not have it do not count.")
+    above: Finite | None = key(None, "It must be larger.")
+    below: Finite | None = key(None, "It must be smaller.")
+    steps: Positive = key(5, "For this number of steps in a row; the phase begins with the next one.")
+
+    def holds(self, value: float) -> bool:
+        """Tell whether it holds for a value of the metric."""
+        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+
+    def __str__(self) -> str:
+        bounds = {"above": self.above, "below": self.below}
+        words = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+        return f"{self.metric} {words} for {self.steps} step{'s' * (self.steps != 1)}"
+
+
 class PhaseConfig(Section):
     """The changes at a step of a run: what a phase does not set stays as it was before."""
 
-    from_step: Annotated[Integer, Field(ge=2)] = key(..., "The first step of the [phase](../guides/phases.md).")
+    from_step: Annotated[Integer, Field(ge=2)] | None = key(None, "The [phase](../guides/phases.md)'s first step.")
+    when: PhaseCondition | None = key(None, "In place of `from_step`, the condition with which it begins.")
     rollout: PhaseRollout = PhaseRollout()
     actor: PhaseActor = PhaseActor()
+
+    @property
+    def begins(self) -> str:
+        """Return the words for when it begins."""
+        return f"from step {self.from_step}" if self.when is None else f"once {self.when}"
 
     @property
     def changed(self) -> dict[str, float]:

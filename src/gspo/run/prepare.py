@@ -186,8 +186,8 @@ def _try_functions(
 def _setting_notes(recipe: Recipe) -> list[str]:
     """Return what is odd about settings, and what becomes odd in a phase."""
     notes = ineffective_settings(recipe)
-    for index, phase in enumerate(recipe.phases):
-        said = ineffective_settings(recipe.at(phase.from_step))
+    for index, now in enumerate(recipe.of_phases):
+        said = ineffective_settings(now)
         notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
     return notes
 
@@ -219,8 +219,9 @@ def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
     homes = [f"evaluation/{name}/" for name in (name_of_held_out(recipe), *sets)]
     general = [name for family in families() for name in family.metrics]
     names = [name.replace("evaluation/<set>/", home) for home in homes for name in general]
-    for key in ("checkpoint.best", "early_stop.metric"):
-        metric = attrgetter(key)(recipe)
+    watched = {key: attrgetter(key)(recipe) for key in ("checkpoint.best", "early_stop.metric")}
+    watched |= {f"phases.{n}.when.metric": phase.when.metric for n, phase in enumerate(recipe.phases) if phase.when}
+    for key, metric in watched.items():
         is_of_another_set = metric and metric.startswith("evaluation/") and not metric.startswith(tuple(homes))
         if metric and (definition_of(metric) is None or is_of_another_set):
             fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)

@@ -20,6 +20,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.metrics.numbers import is_number
 from gspo.queries.order import PassRates
+from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import EarlyStopConfig, RolloutConfig
 from gspo.run.checkpoint.store import Position
 from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats, Turn
@@ -60,6 +61,8 @@ class Progress:
     temperature: float | None = None  # of sampling; None: the recipe's
     best: Best | None = None  # by checkpoint.best
     early_stop: Best | None = None  # by early_stop.metric
+    phases_begun: int = 0  # up to the last that has begun by a condition
+    phase_held: tuple[int, int] = (0, 0)  # the phase to come, and the steps in a row for which its condition has held
     ended: tuple[str, int] | None = None  # early: why, and the recipe's steps then
     # Of the step under way:
     batch: Batch | None = None  # sampled and scored; None: not yet
@@ -107,6 +110,17 @@ def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlySt
     if patience is not None and best.misses >= patience:
         return f"early_stop: {best.metric} was {best.value:g} at step {best.step}; {best.misses} values were no better"
     return None
+
+
+def next_phases(progress: Progress, recipe: Recipe, line: Mapping[str, Any]) -> Progress:
+    """The progress after a line of metrics, by which the condition of the phase to come may hold once more."""
+    number = recipe.num_begun(line["step"], progress.phases_begun)
+    when = recipe.phases[number].when if number < len(recipe.phases) else None
+    if when is None or not is_number(value := line.get(when.metric)):
+        return progress
+    held = 1 + (progress.phase_held[1] if progress.phase_held[0] == number else 0) if when.holds(value) else 0
+    begun = number + 1 if held == when.steps else progress.phases_begun
+    return replace(progress, phases_begun=begun, phase_held=(number, held))
 
 
 class Clock:

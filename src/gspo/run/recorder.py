@@ -27,7 +27,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ActorConfig
 from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
-from gspo.run.progress import Progress, next_best, reason_to_stop
+from gspo.run.progress import Progress, next_best, next_phases, reason_to_stop
 from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary, step_line
 from gspo.types import Query, Sample, Turn
@@ -97,7 +97,7 @@ class Recorder:
             metrics |= source_metrics(run.progress.ahead[:most], run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         if recipe.phases:
-            line["phase"] = sum(phase.from_step <= step for phase in recipe.phases)
+            line["phase"] = recipe.num_begun(step, progress.phases_begun)
         if recipe.queries.sampler == "difficulty":
             sampled, threshold = [*batch.groups, *batch.dropped], recipe.evaluation.pass_threshold
             rates = remembered(progress.pass_rates, sampled, threshold=threshold, step=step)
@@ -175,6 +175,7 @@ class Recorder:
             if not any(name.startswith("evaluation/") for name in line):
                 line |= self._evaluate(step)
         best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
+        progress = next_phases(progress, recipe, line)
         return replace(progress, early_stop=early, best=best, ended=ended)
 
     def _evaluate(self, step: int) -> Metrics:

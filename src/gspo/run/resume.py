@@ -6,6 +6,7 @@ import platform
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from operator import attrgetter
@@ -263,7 +264,10 @@ def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
     # A step under way has begun, too; the phases after it may still be others.
     position = position_of(saved.name) if saved.parent.name == CHECKPOINTS else None
     step = position.steps + bool(position.stage) if position else 0
-    num_begun = max(sum(phase.from_step <= step for phase in each.phases) for each in (then, recipe))
+    by_condition = 0
+    with suppress(OSError, ValueError):  # of a file that cannot be read more is said later
+        by_condition = json.loads((saved / STATE).read_text(encoding="utf-8")).get("phases_begun", 0)
+    num_begun = max(each.num_begun(step, by_condition) for each in (then, recipe))
     to_come = re.compile(r"phases(\.(\d+)\..*)?")
     return [
         replace(change, effect="none")

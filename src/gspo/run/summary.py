@@ -97,6 +97,7 @@ def objective(recipe: Recipe) -> str:
         f"reference refreshed every {kl.refresh_steps} step(s)": kl.coefficient and kl.refresh_steps,
         f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
         f"correction {actor.correction}": actor.correction != "none",
+        "credit by turn": actor.turn_credit == "return_to_go",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
         f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
         f"teacher: {teacher.path or 'the policy'}{' with its own prompt' if teacher.prompt else ''}": teacher.is_on,
