@@ -158,7 +158,7 @@ def _about(
     code = {function.name: code_of(function.call) for function in others}  # of gspo's own the version says enough
     if tools is not None:
         code |= {f"tool {function.__name__}": code_of(function) for function in tools.functions}
-        own = {"tools", "environment", "agent", "max_turns", "tool_seconds", "tool_characters"}
+        own = {"tools", "mcp", "environment", "agent", "max_turns", "tool_seconds", "tool_characters"}
         own |= {"agent_seconds", "max_context", "history"}
         settings |= rollout.model_dump(mode="json", include=own)
     settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": rollout.engine, "code": code}

@@ -449,3 +449,11 @@ def test_a_divisor_by_turns_does_not_count_the_tokens_of_a_response(groups: list
     taking_part = [turns for index, turns in enumerate(TURNS) if index != 3]
     mean = sum(size for turns in taking_part for size, _ in turns) / sum(map(len, taking_part))
     assert [*found.tokens.values()] == pytest.approx([mean * len(turns) for turns in taking_part])
+
+
+def test_groups_whose_turns_earn_different_rewards_are_something_to_learn_from(groups: list[Group]) -> None:
+    turns: list[list[tuple[int, float | None]]] = [[(1, 1.0), (2, 0.0)], [(1, None)], [(2, 0.0), (2, 1.0)]]
+    scores = [Score(reward=reward, parts={}, weights={"environment": 1.0}) for reward in (1.0, None, 1.0)]
+    (group,) = scored(turned(groups[:1], turns), scores).groups
+    assert rewards_differ([group], actor=ActorConfig(**BY_TURN)) == [True]
+    assert rewards_differ([group]) == [False]

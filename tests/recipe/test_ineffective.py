@@ -65,8 +65,9 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
                     "importance_sampling_level": "token",
                 }
             },
-            "actor.turn_credit has no effect without rollout.tools, environment or agent",
+            "actor.turn_credit has no effect without rollout.tools, mcp, environment or agent",
         ),
+        ({"actor": {"length_norm": "turns"}}, "actor.length_norm: turns is mean"),
         (
             {
                 "rollout": {"tools": ["calculator"]},

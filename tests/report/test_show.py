@@ -350,9 +350,9 @@ def test_a_response_of_several_turns_is_told_turn_by_turn() -> None:
     ]
 
 
-def test_turns_need_tokens_and_no_training() -> None:
+def test_turns_need_neither_tokens_nor_training() -> None:
     write(s1=[sample(turns=[["assistant", "it is 4", 4]], token_characters=None)])
-    assert "\n│ it is 4\n" in shown() and "policy ·" not in shown()
+    assert "\npolicy · 4 tokens\n│ it is 4\n" in shown()
     untrained = sample(turns=[["assistant", "it", 1], ["user", "is", 1], ["assistant", " 4", 2]], **UNTRAINED)
     write(s1=[untrained])
     assert [line for line in shown().splitlines() if " · " in line][1:] == [

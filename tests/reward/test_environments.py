@@ -85,6 +85,17 @@ class Named:
         """
         return text
 
+class Seeded(Quiz):
+    def reset(self, row, seed=0):
+        return super().reset(row)
+
+class Bare(Quiz):
+    def reset():
+        return None
+
+class Fixed(Quiz):
+    reset = None
+
 class Both(Quiz):
     def get_reward(self):
         return 1.0
@@ -218,6 +229,7 @@ def test_static_methods_are_no_tools_and_a_class_is_none(loaded: Any) -> None:
         ("('next', 1, False)", ("next", 1.0, False)),
         ("([{'role': 'user', 'content': 'a'}, {'content': 'b'}], None, 0)", ("a\n\nb", None, False)),
         ("(None, -0.25, __import__('numpy').bool_(True))", ("", -0.25, True)),
+        (r"('\ud800 is wrong', 0, False)", ("\\ud800 is wrong", 0.0, False)),  # no half of a pair has bytes
     ],
 )
 def test_a_step_gives_messages_a_reward_and_whether_it_is_over(answer: str, expected: Any, loaded: Any) -> None:
@@ -268,5 +280,9 @@ def test_a_step_may_be_async_and_each_response_has_its_own(loaded: Any) -> None:
 def test_a_tool_may_be_named_step_and_an_environment_has_one_form(loaded: Any) -> None:
     tools = loaded(environment="own.py:Named")
     assert list(tools.by_name) == ["step"] and tools.bridge.speaker == "tool"
+    assert loaded(environment="own.py:Seeded").environment.by_steps
+    for name in ("Bare", "Fixed"):
+        with pytest.raises(UserError):
+            loop.run(loaded(environment=f"own.py:{name}").begin("s", QUERY))
     with pytest.raises(UserError, match=r"step returns the rewards\n  fix: leave out get_reward"):
         loaded(environment="own.py:Both")

@@ -23,7 +23,7 @@ from gspo.rollout.tools import Result, Tools
 pytestmark = needs("mcp")
 
 SERVER = '''
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("numbers")
@@ -45,6 +45,21 @@ def fail() -> str:
 @server.tool()
 def leave() -> str:
     os._exit(3)
+
+@server.tool()
+async def wrong() -> int:
+    return 5
+
+@server.tool()
+async def count() -> str:
+    CALLS.append(1)
+    return str(len(CALLS))
+
+@server.tool()
+async def stop_all() -> str:
+    signal.raise_signal(signal.SIGSTOP)
+
+CALLS = []
 
 server.run(*sys.argv[1:])
 '''
@@ -74,7 +89,8 @@ def answers(tools: Tools, *calls: tuple[str, dict[str, Any]]) -> list[Result]:
 
 def test_a_servers_tools_are_the_policys_beside_others(loaded: Any) -> None:
     tools = loaded(tools=["calculator"])
-    assert list(tools.by_name) == ["calculator", "add", "wait", "fail", "leave"]
+    names = ["add", "wait", "fail", "leave", "wrong", "count", "stop_all"]
+    assert list(tools.by_name) == ["calculator", *names]
     schema = tools.by_name["add"].schema
     assert schema["type"] == "function" and schema["function"]["description"] == "Add two numbers."
     assert schema["function"]["parameters"]["required"] == ["a", "b"]
@@ -118,6 +134,25 @@ def test_a_server_that_dies_masks_what_is_under_way_and_is_started_anew(loaded: 
         assert result.failure is not None and result.failure.kind == "crashed"
         assert "the server does not answer" in result.failure.message and "server.py" in result.failure.message
     assert answers(tools, ("add", {"a": 1, "b": 1}))[0].text == "2"
+
+
+def test_an_error_of_one_call_leaves_the_server_as_it_is(loaded: Any, tmp_path: Path) -> None:
+    text = SERVER.replace("server.run(", "server._tool_manager._tools['wrong'].fn = nothing\nserver.run(")
+    (tmp_path / "server.py").write_text(
+        text.replace("CALLS = []", "CALLS = []\nasync def nothing():\n    return 'five'")
+    )
+    tools = loaded()
+    assert answers(tools, ("count", {}))[0].text == "1"
+    assert answers(tools, ("wrong", {}))[0].text.startswith("error: ")
+    assert answers(tools, ("count", {}))[0].text == "2"
+
+
+def test_a_server_that_hangs_is_given_up_and_started_anew(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = loaded(tool_seconds=15.0)
+    assert answers(tools, ("count", {}))[0].text == "1"
+    assert answers(tools, ("stop_all", {}))[0].failure.kind == "timed_out"
+    assert answers(tools, ("count", {}))[0].failure is not None  # which finds that nobody answers
+    assert answers(tools, ("count", {}))[0].text == "1"
 
 
 def test_a_server_is_reached_by_its_address(loaded: Any, tmp_path: Path) -> None:

@@ -81,6 +81,24 @@ def test_a_call_that_raised_has_done_what_it_did_before(tools: Tools) -> None:
     ]
 
 
+def test_code_that_waits_costs_no_other_response_its_answer(tools: Tools) -> None:
+    async def all_at_once() -> Any:
+        slow = [conversation(tools, f"slow{n}", "import time\ntime.sleep(15)\n7") for n in range(10)]
+        return await all_of([*slow, *(conversation(tools, f"s{n}", f"{n}") for n in range(4))])
+
+    assert loop.run(all_at_once()) == [["7"]] * 10 + [[str(n)] for n in range(4)]
+
+
+def test_random_numbers_are_drawn_once(tools: Tools) -> None:
+    draw = "import random\nimport numpy as np\nx, y = random.random(), np.random.rand()\n(x, float(y))"
+    first, second = said(tools, draw, "(x, float(y))")
+    assert first == second
+
+
+def test_code_cannot_say_that_it_ran_to_its_end(tools: Tools) -> None:
+    assert said(tools, "print('\\0end', flush=True)\nimport os\nos._exit(0)", "1")[1] == "1"
+
+
 def test_it_is_an_environment_and_says_what_it_takes(tools: Tools) -> None:
     (schema,) = (tool.schema["function"] for tool in tools.by_name.values())
     assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]

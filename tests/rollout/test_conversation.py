@@ -258,7 +258,12 @@ def test_an_environment_answers_each_turn_and_its_rewards_stay_with_the_turns() 
 
 @pytest.mark.parametrize(
     ("settings", "reason", "reward"),
-    [({"max_turns": 2}, "turns", 3.0), ({"max_new_tokens": 9}, "length", 1.0), ({"max_new_tokens": 8}, "length", 1.0)],
+    [
+        ({"max_turns": 2}, "turns", 3.0),
+        ({"max_new_tokens": 9}, "length", 1.0),
+        ({"max_new_tokens": 8}, "length", 1.0),
+        ({"max_new_tokens": 5}, "length", 0.0),  # in the first turn
+    ],
 )
 def test_the_last_turn_that_may_be_has_its_reward_and_one_that_is_cut_off_has_none(
     settings: dict[str, int], reason: str, reward: float

@@ -51,7 +51,10 @@ def rewards_differ(
     """
     if not groups:
         return []
-    plain = ActorConfig(reward_aggregation="sum" if actor is None else actor.reward_aggregation)
+    own = ActorConfig() if actor is None else actor
+    plain = ActorConfig(reward_aggregation=own.reward_aggregation)
+    if own.turn_credit == "return_to_go":
+        plain = ActorConfig(turn_credit=own.turn_credit, discount=own.discount)
     batch = with_advantages(Batch(groups=tuple(map(_without_penalties, groups))), plain, sampling=sampling)
     return [any(sample.has_advantage for sample in group.samples) for group in batch.groups]
 

@@ -48,10 +48,6 @@ def encode_demonstrations(
         example = TokenSequence(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
         if not isinstance(completion, str):
             assert bridge is not None  # of a recipe with several turns
-            if any(message["role"] not in ("assistant", bridge.speaker) for message in completion):
-                problem = f"between the assistant's messages there are others than those of the role {bridge.speaker}"
-                fix = "results of tools have the role tool, and what an environment's method step says the role user"
-                raise UserError(problem, where=f"cold start, row {query.id}", fix=fix)
             response_ids, loss_mask = _of_turns(completion, policy.tokenizer, bridge)
             example = replace(example, response_ids=response_ids, loss_mask=loss_mask)
         if limit is not None and example.num_tokens > limit:

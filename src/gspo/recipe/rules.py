@@ -254,6 +254,9 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.surrogate == "reinforce" and updates > 1,
         """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
         """: level == "sequence_token" and not _per_token(recipe),
+        """actor.length_norm: turns is mean where each response has one turn: it needs rollout.tools, mcp, environment
+        or agent
+        """: actor.length_norm == "turns" and not rollout.has_turns,
         f"""actor.turn_credit: return_to_go with length_norm: {actor.length_norm}, which weighs a turn by the
         others that a response has: the gradient has no bias with length_norm: constant or none
         """: rollout.has_turns and actor.turn_credit == "return_to_go" and actor.length_norm in ("own", "turns"),
@@ -297,7 +300,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
         ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
-        ("actor.turn_credit", "rollout.tools, environment or agent"): rollout.has_turns,
+        ("actor.turn_credit", "rollout.tools, mcp, environment or agent"): rollout.has_turns,
         ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
@@ -312,7 +315,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
             for name in ("tool_seconds", "tool_characters")
         },
         **{(f"rollout.{name}", "rollout.agent"): rollout.agent for name in ("agent_seconds", "max_context", "history")},
-        ("rollout.max_turns", "rollout.tools, environment or agent"): rollout.has_turns,
+        ("rollout.max_turns", "rollout.tools, mcp, environment or agent"): rollout.has_turns,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,

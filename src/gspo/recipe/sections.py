@@ -322,7 +322,9 @@ class RolloutConfig(Section):
         "With an agent, what becomes of a turn that the chat template writes in another way than it was sampled: a "
         "context of its own follows, or the sampled tokens are kept, or the run ends.",
     )
-    max_turns: Positive = key(8, "The most turns of the policy in a response; calls of the last one are not made.")
+    max_turns: Positive = key(
+        8, "The most turns of the policy in a response; calls of tools in the last one are not made."
+    )
     tool_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call of a tool.")
     tool_characters: Positive = key(4000, "A tool's result is cut off after this number of characters.")
 

@@ -130,11 +130,14 @@ def _page(run: RunFiles, step: int, group: Sequence[Sample], num_bad: int, has_c
 def _turns(sample: Sample) -> Iterator[Text]:
     """The response, turn by turn where it has several; each of the policy's with its advantage and mean log ratio."""
     turns, ratios, pieces = sample.get("turns") or (), _log_ratios(sample), _coloured(sample)
-    tokens, ends = cut_into_tokens(sample) or (), [*accumulate((turn[2] for turn in turns), initial=0)]
-    if not turns or ends[-1] != len(tokens):  # without tokens it is one text
+    tokens, ends = cut_into_tokens(sample), [*accumulate((turn[2] for turn in turns), initial=0)]
+    if not turns:
         yield _quoted(pieces)
         return
-    pieces = pieces if ratios else [(token, "") for token in tokens]
+    if not tokens:  # the texts of turns lack what stands around them
+        ends, pieces, ratios = [*range(len(turns) + 1)], [(turn[1], "") for turn in turns], []
+    elif not ratios:
+        pieces = [(token, "") for token in tokens]
     advantages = sample.get("token_advantages") or [sample["advantage"]] * len(pieces)
     for (role, _, num_tokens, *reward), (start, end) in zip(turns, pairwise(ends), strict=True):
         said = [

@@ -6,10 +6,13 @@ import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gspo.reward.reply import FailedCallError, ToolResult
 from gspo.reward.tool_functions import ERROR, MAX_CHARACTERS, MAX_FAULT
+
+ANSWER_SECONDS = 10.0  # within which one that is there lists its tools
 
 
 class McpServer:
@@ -21,31 +24,54 @@ class McpServer:
     def __init__(self, server: str) -> None:
         self.__name__ = server
         self._connection: tuple[asyncio.Task[None], asyncio.Future[Any]] | None = None
+        self._is_late = False  # a call has not been answered in time
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the command names."""
+        return [path for word in shlex.split(self.__name__) if (path := Path(word)).is_file()]
 
     async def __call__(self, tool: str | None, arguments: Mapping[str, Any]) -> list[ToolResult]:
         """The text that a tool returns; without one the tools, as JSON.
 
         What the server says against a call is a result as well. FailedCallError where there is no server.
         """
-        from mcp.shared.exceptions import MCPError
-
         if self._connection is None or self._connection[0].done():
             found = asyncio.get_running_loop().create_future()
             self._connection = asyncio.create_task(self._connect(found)), found
-        task, found = self._connection
-        await asyncio.wait([task, found], return_when=asyncio.FIRST_COMPLETED)
+        task, found = connection = self._connection
+        client, is_asked = None, False
         try:
-            client = found.result() if found.done() else task.result()
+            await asyncio.wait([task, found], return_when=asyncio.FIRST_COMPLETED)
+            if not found.done():
+                raise ConnectionError("it was given up") if task.cancelled() else task.exception() or ConnectionError()
+            client = found.result()
+            if self._is_late and not await _answers(client):
+                raise self._lost(connection, TimeoutError())
+            self._is_late, is_asked = False, True
             if tool is None:
                 return [ToolResult(json.dumps(await _schemas(client)))]
             return [_result(await client.call_tool(tool, dict(arguments)))]
-        except MCPError as error:
-            with suppress(Exception):  # is it there?
-                await client.list_tools(cache_mode="bypass")
-                return [ToolResult(f"{ERROR}{error.message}"[:MAX_CHARACTERS])]
-            raise self._lost(error) from None
+        except asyncio.CancelledError:  # by the time limit
+            self._is_late = True
+            if not is_asked:
+                self._lost(connection, TimeoutError())
+            raise
+        except FailedCallError:
+            raise
         except Exception as error:
-            raise self._lost(error) from None
+            if is_asked and tool is not None and await _answers(client):
+                return [ToolResult(f"{ERROR}{error}"[:MAX_CHARACTERS])]
+            raise self._lost(connection, error) from None
+
+    def _lost(self, connection: tuple[asyncio.Task[None], asyncio.Future[Any]], error: Exception) -> FailedCallError:
+        """Give up a connection, but no newer one; the failure of a call by its error."""
+        connection[0].cancel()
+        if self._connection is connection:
+            self._connection, self._is_late = None, False
+        said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        what = f"the server does not answer: {type(said).__name__}: {said}"
+        return FailedCallError(what[:MAX_FAULT], "crashed")
 
     async def _connect(self, found: asyncio.Future[Any]) -> None:
         """Keep a connection, which one task must open and close, until this process ends or the connection is lost."""
@@ -58,14 +84,13 @@ class McpServer:
             found.set_result(client)
             await asyncio.get_running_loop().create_future()
 
-    def _lost(self, error: BaseException) -> FailedCallError:
-        """The failure of a call by an error of the connection, which is given up."""
-        if self._connection is not None:
-            self._connection[0].cancel()
-            self._connection = None
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        return FailedCallError(f"the server does not answer: {type(error).__name__}: {error}"[:MAX_FAULT], "crashed")
+
+async def _answers(client: Any) -> bool:
+    """Tell whether the server is there."""
+    with suppress(Exception):
+        await asyncio.wait_for(client.list_tools(cache_mode="bypass"), ANSWER_SECONDS)
+        return True
+    return False
 
 
 async def _schemas(client: Any) -> list[dict[str, Any]]:

@@ -2,14 +2,16 @@
 
 import json
 import os
+import secrets
 import threading
 from queue import Empty, LifoQueue
 from typing import Any
 
 from gspo.sandbox.sandbox import Limits, Sandbox
 
-_places = threading.BoundedSemaphore(os.cpu_count() or 1)  # a sandbox runs one program at a time
-_free = LifoQueue[Sandbox]()
+PLACES = os.cpu_count() or 1  # a sandbox runs one program at a time
+LIMITS = Limits(wall_seconds=20.0)
+_places, _free = threading.BoundedSemaphore(PLACES), LifoQueue[Sandbox]()
 _PROGRAM = """
 import ast, contextlib, io, sys, traceback
 
@@ -24,6 +26,10 @@ def run(code):
 
 names = {{"__name__": "__main__"}}
 *earlier, code = {cells}
+if any("numpy" in cell for cell in (*earlier, code)):
+    with contextlib.suppress(ImportError):
+        import numpy
+        numpy.random.seed(0)
 for cell in earlier:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(BaseException):
@@ -37,7 +43,6 @@ except BaseException as error:
     fault = traceback.format_exception_only(error)[-1].strip()
 sys.stdout.write({end!r} + fault)
 """
-_END = "\0end"  # what the interpreter prints behind all that code prints, unless the code has ended it
 
 
 class Python:
@@ -60,11 +65,14 @@ class Python:
             except Empty:
                 sandbox = Sandbox()
             try:
-                ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=_END), limits=Limits())
+                end = secrets.token_hex(
+                    16
+                )  # printed behind all that code prints, unless that has ended the interpreter
+                ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=end), limits=LIMITS)
             finally:
                 _free.put(sandbox)
-        output, end, fault = ran.output.decode(errors="replace").rpartition(_END)
-        if not end:  # it is not run again, either
+        output, found, fault = ran.output.decode(errors="replace").rpartition(end)
+        if not found or ran.ending != "finished":  # it is not run again, either
             reason = "it has ended the interpreter" if ran.ending in ("finished", "failed") else f"limit: {ran.ending}"
             return f"error: the code did not run to its end, {reason}"
         self._cells.append(code)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
+from gspo.errors import encodable
 from gspo.recipe.callables import error_line, load_callable
 from gspo.reward.python_tool import Python
 from gspo.reward.reply import FailedCallError, ToolResult, is_async
@@ -75,10 +76,13 @@ def takes_steps(kind: type) -> bool:
 
     A class in TRL's form may have a tool named step: its `reset(**row)` takes the row's columns by name.
     """
-    if not inspect.isfunction(getattr(kind, "step", None)):
+    step, reset = getattr(kind, "step", None), getattr(kind, "reset", None)
+    if not (inspect.isfunction(step) and inspect.isfunction(reset)):
         return False
-    _, *parameters = inspect.signature(kind.reset).parameters.values()  # type: ignore[attr-defined]
-    return [own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD) for own in parameters] == [True]
+    parameters = [*inspect.signature(reset).parameters.values()][1:]
+    by_position = [own for own in parameters if own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
+    takes_columns = any(own.kind is own.VAR_KEYWORD for own in parameters)
+    return not takes_columns and sum(own.default is own.empty for own in by_position) == 1
 
 
 def tool_methods(kind: type) -> dict[str, Callable[..., Any]]:
@@ -241,7 +245,7 @@ def _text(name: str, said: Any) -> str:
     """The text of messages: of none, of one that is a text, or of a list."""
     try:
         texts = [said] if isinstance(said, str) else [message["content"] for message in said or ()]
-        return "\n\n".join(texts)[:MAX_CHARACTERS]
+        return encodable("\n\n".join(texts))[:MAX_CHARACTERS]
     except Exception:
         form = 'a text nor a list such as [{"role": "user", "content": "…"}]'
         raise FailedCallError(f"{name} says {_shown(said)}, which is neither {form}") from None

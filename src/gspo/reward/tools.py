@@ -16,7 +16,7 @@ from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
 from gspo.reward.mcp_server import McpServer
-from gspo.reward.python_tool import Python
+from gspo.reward.python_tool import PLACES, Python
 from gspo.reward.reply import is_async
 from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
 from gspo.rollout.endpoint import Endpoint
@@ -99,7 +99,15 @@ def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction
     if is_class and settings.environment is None:
         fix = f"set rollout.environment: {name}, whose methods are the tools"
         raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
-    host = Processes(name, is_async=is_class or is_async(call), role="tool", keeps_state=is_class, output=output)
+    places = PLACES if call is Python else None  # to wait for one takes nothing of a call's time
+    host = Processes(
+        name,
+        is_async=is_class or is_async(call),
+        concurrent_calls=places,
+        role="tool",
+        keeps_state=is_class,
+        output=output,
+    )
     return _hosted(name, call, host, settings.tool_seconds)
 
 

@@ -59,7 +59,8 @@ class Conversation:
 
     async def _sample(self, query: Query, generate: Generate, session: str) -> Sample:
         settings, tools, written = self._settings, self._tools, Written()
-        answered = self._call_tools if tools.environment is None or not tools.environment.by_steps else self._step
+        by_steps = tools.environment is not None and tools.environment.by_steps
+        answered = self._step if by_steps else self._call_tools
         said = await tools.begin(session, query)
         if said is not None:
             written.read(tools.bridge.opening(said))
@@ -83,6 +84,8 @@ class Conversation:
         if failure is None:  # else the environment may hang
             reward, failure = await tools.reward(session)
         given = [turn.reward for turn in written.turns if turn.reward is not None]
+        if by_steps and (given or reason == "length"):  # a first turn that is cut off has earned nothing
+            reward = fsum(given)
         return joined(
             self._policy,
             query,
@@ -90,7 +93,7 @@ class Conversation:
             finish_reason=reason,
             experts=_experts(written.samples[-1], len(query.prompt_ids)),
             failure=failure,
-            environment_reward=fsum(given) if given else reward,
+            environment_reward=reward,
         )
 
     async def _call_tools(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:

@@ -334,6 +334,8 @@ def environment(
 def code_of(call: Any) -> str:
     """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
     try:
+        if files := getattr(call, "files", None):  # of the command of a server
+            return digest([path.read_bytes() for path in files])[:16]
         if getattr(call, "__module__", "__main__") == "__main__":
             text = inspect.getsource(call)
         else:

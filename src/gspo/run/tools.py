@@ -9,7 +9,8 @@ from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet
 from gspo.evaluation.sets import SetRows
 from gspo.queries.render import NO_TOOLS
-from gspo.queries.source import RowSet
+from gspo.queries.row import Row
+from gspo.queries.source import Demonstration, RowSet
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
 from gspo.reward.tools import load_tools
@@ -49,6 +50,16 @@ def _check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> 
         if suite.queries.model_dump(include=own) != settings:
             what = f"with tools, suite {suite.name} needs the recipe's queries.chat and chat_template_kwargs"
             raise UserError(what, where="evaluation.suites", fix="write them alike, or leave out suite or tools")
+
+
+def check_roles(pairs: Sequence[tuple[Row, Demonstration]], tools: Tools | None) -> None:
+    """Raise UserError for a demonstration in which others speak than in a rollout."""
+    for row, completion in () if tools is None else pairs:
+        roles = set[str]() if isinstance(completion, str) else {message["role"] for message in completion}
+        if tools is not None and roles - {"assistant", tools.bridge.speaker}:
+            what = f"between the assistant's messages there are others than those of the role {tools.bridge.speaker}"
+            fix = "results of tools have the role tool, and what an environment's method step says the role user"
+            raise UserError(what, where=f"cold start, row {row.id}", fix=fix)
 
 
 def with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query, ...]:

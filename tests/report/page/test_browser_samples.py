@@ -352,3 +352,15 @@ def test_a_conversation_is_told_turn_by_turn_and_what_is_long_in_it_is_folded(ta
     numbers = tab.find("#samples .token-numbers")
     assert numbers.text == "token 4 of 4, “end of the text”: log ratio +0, ratio 1.0000; advantage −1"
     assert tab.messages() == []
+
+
+def test_turns_whose_tokens_are_not_known_are_told_by_their_texts(tab: Tab, tmp_path: Path) -> None:
+    turns = [["assistant", "a\nb", 3, 1.0], ["user", "c", 1]]
+    line = sample("q:1", words=["a\nb", "c"], turns=turns, token_characters=None)
+    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
+    tab.show(tmp_path / "run")
+    choose(tab, set=0, scope="step", step=1)
+    told = tab.run(
+        "return [...document.querySelectorAll('.turn')].map((turn) => [...turn.children].map((one) => one.innerText))"
+    )
+    assert told == [["policy · 3 tokens · reward +1", "a\nb"], ["user · 1 token", "c"]]

@@ -14,15 +14,16 @@ function paint(made, number, colour) {
 const FOLDED = 400; // characters of what others say, from which on it is folded
 const total = (numbers) => numbers.reduce((all, number) => all + number, 0);
 
-// Turns one below the other, each with its numbers; a response of one turn is its tokens.
+// Turns one below the other, each with its numbers, and its text where the tokens are not known.
 function inTurns(tokens, spans, turns, isTraining) {
-  if (total(turns.map(([, , count]) => count)) !== spans.length) return spans; // there are none, or the tokens are not known
+  const isKnown = total(turns.map(([, , count]) => count)) === spans.length;
   let end = 0;
-  return turns.map(([role, , count, reward]) => {
-    const own = tokens.slice(end, end + count), pre = element("pre", "", spans.slice(end, end += count));
+  return turns.map(([role, text, count, reward]) => {
+    const own = tokens.slice(end, end + count);
+    const pre = element("pre", "", isKnown ? spans.slice(end, end += count) : text);
     const isOwn = role === "assistant", isOpen = isOwn || pre.textContent.length < FOLDED;
     const mean = (name) => signed(total(own.map((token) => token[name])) / count);
-    const changes = isOwn && isTraining ? [`advantage ${mean("advantage")}`, `mean log ratio ${mean("ratio")}`] : [];
+    const changes = isOwn && isTraining && isKnown ? [`advantage ${mean("advantage")}`, `mean log ratio ${mean("ratio")}`] : [];
     const numbers = [`${count} token${count === 1 ? "" : "s"}`, ...(reward === undefined ? [] : [`reward ${signed(reward)}`]), ...changes];
     const title = element("summary", "", [isOwn ? "policy" : role, ...numbers].join(" · "));
     return element("details", { class: isOwn ? "turn own" : "turn", ...(isOpen && { open: "open" }) }, title, pre);
@@ -37,7 +38,7 @@ function colouredText({ texts, advantage, turns = [], ...sample }, colour, isTra
   const spans = tokens.map((token) => paint(element("span", "token", token.text), token[colour], colour));
   const text = element(turns.length ? "div" : "pre",
     { class: "completion", tabindex: 0, "aria-label": "response; the arrow keys go through its tokens" },
-    inTurns(tokens, spans, turns, isTraining));
+    turns.length ? inTurns(tokens, spans, turns, isTraining) : spans);
   let chosen = -1;
   const choose = (place) => {
     spans[chosen]?.classList.remove("chosen");
