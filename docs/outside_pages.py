@@ -14,6 +14,7 @@ OUTSIDE = (
     "studies/objectives/README.md",
     "studies/engine_likelihoods/README.md",
     "studies/staleness/README.md",
+    "studies/turns/README.md",
     "studies/baselines/README.md",
 )
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")

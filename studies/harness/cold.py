@@ -39,6 +39,8 @@ def main() -> None:
         report = _cold_start(recipe, trainer, parts)
     finally:
         close_functions(parts.functions)
+        if parts.tools is not None:
+            parts.tools.close()
     trainer.policy.save(options.directory)
     text = json.dumps({**report, "seconds": round(time.monotonic() - started)}, indent=1)
     (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
@@ -55,7 +57,7 @@ def _cold_start(recipe: Recipe, trainer: Trainer, parts: Inputs) -> dict[str, An
     known = {"steps": num_steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(policy)}
     if parts.queries.held_out:
         own = held_out_set(recipe, parts.queries.held_out, parts.functions)
-        numbers, _ = evaluate(Sampler(EmbeddedEngine(policy), policy), own)
+        numbers, _ = evaluate(Sampler(EmbeddedEngine(policy), policy, parts.tools), own)
         known |= {"pass_at_1": round(numbers["pass_at_1"], 4), "mean_tokens": round(numbers["mean_response_tokens"], 2)}
     return known
 

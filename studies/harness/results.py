@@ -16,6 +16,8 @@ DIGITS = 4  # significant ones
 SERIES = (
     "reward/mean",
     "response/mean_tokens",
+    "turns/mean",
+    "turns/written_fraction",
     "group/sampled",
     "group/zero_variance_fraction",
     "clip/token_fraction",

@@ -1,0 +1,1 @@
+"""Credit in a game of several turns: GSPO by trajectory against GSPO-token by turn."""
