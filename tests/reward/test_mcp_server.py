@@ -156,6 +156,15 @@ def test_a_server_that_hangs_is_given_up_and_started_anew(loaded: Any) -> None:
     assert answers(tools, ("count", {}))[0].text == "1"
 
 
+def test_a_server_may_take_longer_to_start_than_a_call_may(loaded: Any, tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import time\ntime.sleep(4)\n" + SERVER)
+    tools = loaded(tool_seconds=2.0)
+    assert answers(tools, ("add", {"a": 1, "b": 1}))[0].text == "2"
+    assert answers(tools, ("leave", {}))[0].failure is not None
+    results = [answers(tools, ("add", {"a": 1, "b": 2}))[0] for _ in range(12)]
+    assert results[0].failure is not None and results[-1].text == "3"
+
+
 def test_a_server_is_reached_by_its_address(loaded: Any, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -12,6 +12,7 @@ from typing import Any
 from gspo.reward.reply import FailedCallError, ToolResult
 from gspo.reward.tool_functions import ERROR, MAX_CHARACTERS, MAX_FAULT
 
+START_SECONDS = 120.0  # for a server to start, whatever a call may take
 ANSWER_SECONDS = 10.0  # within which one that is there lists its tools
 
 
@@ -54,7 +55,7 @@ class McpServer:
             return [_result(await client.call_tool(tool, dict(arguments)))]
         except asyncio.CancelledError:  # by the time limit
             self._is_late = True
-            if not is_asked:
+            if found.done() and not is_asked:
                 self._lost(connection, TimeoutError())
             raise
         except FailedCallError:
@@ -80,7 +81,8 @@ class McpServer:
         command, *arguments = shlex.split(self.__name__)
         is_address = command.startswith(("http://", "https://"))
         stdio = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
-        async with Client(command if is_address else stdio) as client:
+        async with asyncio.timeout(START_SECONDS) as limit, Client(command if is_address else stdio) as client:
+            limit.reschedule(None)
             found.set_result(client)
             await asyncio.get_running_loop().create_future()
 

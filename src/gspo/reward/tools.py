@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
@@ -15,7 +16,7 @@ from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.calls import Processes, RewardFunction, parameters_of
 from gspo.reward.functions import close_functions
-from gspo.reward.mcp_server import McpServer
+from gspo.reward.mcp_server import START_SECONDS, McpServer
 from gspo.reward.python_tool import PLACES, Python
 from gspo.reward.reply import is_async
 from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
@@ -118,7 +119,8 @@ def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[Rewa
         raise UserError("the package mcp is not installed", where=where, fix="pip install 'gspo[mcp]'")
     host = Processes(server, is_async=True, role="MCP server", keeps_state=True, output=output)
     function = _hosted(server, McpServer(server), host, settings.tool_seconds)
-    listed = loop.run(_made(function, {"tool": None, "arguments": {}}, most=None, kind="MCP server"))
+    listing = replace(function, time_limit_seconds=START_SECONDS)
+    listed = loop.run(_made(listing, {"tool": None, "arguments": {}}, most=None, kind="MCP server"))
     if listed.failure is not None:
         function.host.close()
         fix = "name the command that starts it, such as python server.py, or its address, such as http://host:8000/mcp"
