@@ -163,7 +163,8 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
     num_begun = recipe.num_begun(progress.steps + (progress.batch is not None), progress.phases_begun)
     while not progress.is_over(recipe.steps):
         now = recipe.at(step := progress.steps + 1, progress.phases_begun)
-        for phase in recipe.phases[num_begun : (num_begun := recipe.num_begun(step, progress.phases_begun))]:
+        begun_before, num_begun = num_begun, recipe.num_begun(step, progress.phases_begun)
+        for phase in recipe.phases[begun_before:num_begun]:
             run.display.note(f"from step {step}: {changes_of(phase)}")
         with clock.stage("total"):
             if progress.batch is None:

@@ -163,7 +163,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
                 "reward": [{"function": "a.py:f", "per": "token"}],
                 "actor": {**TOKENS, "turn_credit": "return_to_go", "advantage": "leave_one_out"},
             },
-            ["reward.0.per: token with actor.turn_credit: return_to_go"],
+            ["actor.turn_credit: return_to_go with a reward per: segment or token"],
         ),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],

@@ -133,7 +133,7 @@ def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> B
 
 
 def _turn_rewards(sample: Sample, actor: ActorConfig, turns: Float[Tensor, "2 K"]) -> Float[Tensor, "K"]:
-    """What each of a sample's turns earns: the last has all that is not the environment's; NaN: not scored.
+    """Return what each of a sample's turns earns: the last has all that is not the environment's; NaN: not scored.
 
     `turns` are the tokens of each, and what the environment gave for it.
     """

@@ -71,10 +71,10 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
 
 
 def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
-    """The rules on what stands around a response: tools, environments and agents, segments, and a teacher."""
+    """The rules on what stands around a response: tools, environments and agents, turns, segments, and a teacher."""
     rollout, rewards, teacher = recipe.rollout, recipe.reward, recipe.teacher
     all_rewards = [*rewards, *(reward for suite in recipe.evaluation.suites for reward in suite.reward)]
-    names = {reward.function for reward in all_rewards}
+    names, by_turn = {reward.function for reward in all_rewards}, recipe.actor.turn_credit == "return_to_go"
     return {
         """rollout.segment_separator with rollout.tools, environment or agent: a response of several turns is not cut
         into segments; leave one out
@@ -90,6 +90,12 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.agent is None and "agent" in names,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
+        """actor.turn_credit: return_to_go takes the mean return of the group's others from a turn's, and divides by no
+        deviation, which would bias it: set actor.advantage: leave_one_out
+        """: by_turn and recipe.actor.advantage != "leave_one_out",
+        """actor.turn_credit: return_to_go with a reward per: segment or token: both say which tokens earn a reward;
+        leave one out
+        """: by_turn and any(reward.weight and reward.per != "response" for reward in rewards),
         """teacher.prompt must contain {prompt}
         """: teacher.prompt is not None and "{prompt}" not in teacher.prompt,
         """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
@@ -189,11 +195,6 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: takes_tokens and level == "sequence",
         f"""{per_token} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip
         """: takes_tokens and surrogate == "gmpo",
-        """actor.turn_credit: return_to_go takes the mean return of the group's others from a turn's, and divides by no
-        deviation, which would bias it: set actor.advantage: leave_one_out
-        """: actor.turn_credit == "return_to_go" and actor.advantage != "leave_one_out",
-        f"""{per_token} with actor.turn_credit: return_to_go: both say which tokens earn a reward; leave one out
-        """: per_token.startswith("reward") and actor.turn_credit == "return_to_go",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute

@@ -30,7 +30,10 @@ class Recipe(RecipeKeys):
         return (self, *self.of_phases)[self.num_begun(step, begun)]
 
     def num_begun(self, step: int, begun: int = 0) -> int:
-        """How many phases have begun by a step: one that does has those before it begin, too."""
+        """Count the phases that have begun by a step, the first `begun` of them by then or before.
+
+        A phase that begins at its step has those before it begin, too.
+        """
         begins = (step + 1 if phase.from_step is None else phase.from_step for phase in self.phases)
         return max([begun, *(number for number, first in enumerate(begins, 1) if first <= step)])
 

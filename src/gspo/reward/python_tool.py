@@ -3,15 +3,14 @@
 import json
 import os
 import secrets
-import threading
 from queue import Empty, LifoQueue
 from typing import Any
 
 from gspo.sandbox.sandbox import Limits, Sandbox
 
-PLACES = os.cpu_count() or 1  # a sandbox runs one program at a time
+PLACES = os.cpu_count() or 1  # calls at a time: each has a sandbox, which computes
 LIMITS = Limits(wall_seconds=20.0)
-_places, _free = threading.BoundedSemaphore(PLACES), LifoQueue[Sandbox]()
+_free = LifoQueue[Sandbox]()
 _PROGRAM = """
 import ast, contextlib, io, sys, traceback
 
@@ -59,18 +58,15 @@ class Python:
             code: The code. The value of an expression on its last line is printed, too.
         """
         # Those before are run again, silently: whatever a call leaves behind, no process has to be kept for a response.
-        with _places:
-            try:
-                sandbox = _free.get_nowait()
-            except Empty:
-                sandbox = Sandbox()
-            try:
-                end = secrets.token_hex(
-                    16
-                )  # printed behind all that code prints, unless that has ended the interpreter
-                ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=end), limits=LIMITS)
-            finally:
-                _free.put(sandbox)
+        end = secrets.token_hex(16)  # printed behind all that code prints, unless that has ended the interpreter
+        try:
+            sandbox = _free.get_nowait()
+        except Empty:
+            sandbox = Sandbox()
+        try:
+            ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=end), limits=LIMITS)
+        finally:
+            _free.put(sandbox)
         output, found, fault = ran.output.decode(errors="replace").rpartition(end)
         if not found or ran.ending != "finished":  # it is not run again, either
             reason = "it has ended the interpreter" if ran.ending in ("finished", "failed") else f"limit: {ran.ending}"

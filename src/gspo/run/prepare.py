@@ -42,15 +42,7 @@ from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows
-from gspo.run.tools import (
-    agent_notes,
-    check_roles,
-    fit_tools,
-    open_set,
-    positions_for_rows,
-    try_environment,
-    with_open_ends,
-)
+from gspo.run.tools import agent_notes, fit_tools, open_set, positions_for_rows, try_environment, with_open_ends
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
@@ -123,8 +115,7 @@ def load_inputs(
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
-    longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, tokenizer, output=output)
-    check_roles(pairs, tools)
+    longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, pairs, tokenizer, output=output)
     length_key, max_positions = recipe.length_key, positions_for_rows(recipe.rollout, model.max_positions)
     queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
     queries = QuerySet(train=with_open_ends(queries.train, tools), held_out=with_open_ends(queries.held_out, tools))

@@ -28,6 +28,7 @@ from gspo.queries.source import Demonstration, QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
+from gspo.reward.mcp_server import McpServer
 from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import (
     CHECKPOINTS,
@@ -334,8 +335,8 @@ def environment(
 def code_of(call: Any) -> str:
     """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
     try:
-        if files := getattr(call, "files", None):  # of the command of a server
-            return digest([path.read_bytes() for path in files])[:16]
+        if isinstance(call, McpServer):
+            return digest([path.read_bytes() for path in call.files])[:16]
         if getattr(call, "__module__", "__main__") == "__main__":
             text = inspect.getsource(call)
         else:

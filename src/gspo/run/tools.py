@@ -17,15 +17,21 @@ from gspo.reward.tools import load_tools
 from gspo.rollout.tools import Tools
 from gspo.types import Query
 
+Pairs = Sequence[tuple[Row, Demonstration]]
+
 
 def fit_tools(
-    recipe: Recipe, rows: RowSet, sets: Sequence[SetRows], tokenizer: Any, *, output: int = 2
+    recipe: Recipe, rows: RowSet, sets: Sequence[SetRows], pairs: Pairs, tokenizer: Any, *, output: int = 2
 ) -> tuple[Recipe, Sequence[SetRows], Tools | None]:
-    """The recipe and the sets to evaluate on with what shows the model the recipe's tools, and the tools, if any."""
+    """The recipe and the sets to evaluate on with what shows the model the recipe's tools, and the tools, if any.
+
+    UserError where prompts are rendered in several ways, or in demonstrations others speak than in a rollout.
+    """
     if not recipe.rollout.has_turns:
         return recipe, sets, None
     _check_renderings(recipe, rows, sets)
     tools = load_tools(recipe.rollout, tokenizer, recipe.queries, output=output)
+    _check_roles(pairs, tools.bridge.speaker)
     is_judge = any(reward.function == "environment" for reward in recipe.reward)
     own = tools.environment
     if is_judge and own is not None and not (own.has_reward or own.by_steps):
@@ -52,12 +58,11 @@ def _check_renderings(recipe: Recipe, rows: RowSet, sets: Sequence[SetRows]) -> 
             raise UserError(what, where="evaluation.suites", fix="write them alike, or leave out suite or tools")
 
 
-def check_roles(pairs: Sequence[tuple[Row, Demonstration]], tools: Tools | None) -> None:
-    """Raise UserError for a demonstration in which others speak than in a rollout."""
-    for row, completion in () if tools is None else pairs:
-        roles = set[str]() if isinstance(completion, str) else {message["role"] for message in completion}
-        if tools is not None and roles - {"assistant", tools.bridge.speaker}:
-            what = f"between the assistant's messages there are others than those of the role {tools.bridge.speaker}"
+def _check_roles(pairs: Pairs, speaker: str) -> None:
+    """Raise UserError for a demonstration in which others than the speaker come between the assistant's messages."""
+    for row, completion in pairs:
+        if not isinstance(completion, str) and {message["role"] for message in completion} - {"assistant", speaker}:
+            what = f"between the assistant's messages there are others than those of the role {speaker}"
             fix = "results of tools have the role tool, and what an environment's method step says the role user"
             raise UserError(what, where=f"cold start, row {row.id}", fix=fix)
 
