@@ -160,7 +160,7 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
     recipe, clock, trainer = run.recipe, run.clock, run.trainer
     progress = run.safe_point(recorder.start(run.start_phase("training")))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
-    num_begun = recipe.num_begun(progress.steps + (progress.batch is not None), progress.phases_begun)
+    num_begun = recorder.lines[-1].get("phase", 0) if recorder.lines else 0  # that has been said
     while not progress.is_over(recipe.steps):
         now = recipe.at(step := progress.steps + 1, progress.phases_begun)
         begun_before, num_begun = num_begun, recipe.num_begun(step, progress.phases_begun)

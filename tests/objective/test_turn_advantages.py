@@ -39,6 +39,7 @@ def test_a_turns_return_is_compared_with_those_of_the_others_that_have_such_a_tu
 
 def test_equal_rewards_are_nothing_to_learn_from_and_rounding_is_none() -> None:
     assert packed([[[0.1, 0.2], [0.3 - 0.2, 0.2]]], 1.0) == [0.0] * 4
+    assert packed([[[1e6 + 0.5], [1e6]], [[1.0], [0.5]]], 1.0) == [0.0, 0.0, 0.5, -0.5]  # beside a million 0.5 is one
 
 
 def test_a_response_that_is_not_scored_counts_for_none() -> None:

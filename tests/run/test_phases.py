@@ -170,6 +170,49 @@ def test_phases_begin_in_their_order_by_what_a_metric_was(values: list[float | N
     assert seen == begun
 
 
+def test_a_condition_that_a_resume_changes_counts_anew_or_holds_already() -> None:
+    progress, line = Progress(steps=3), {"step": 3, "m": 0.6, "n": 0.6}
+
+    def after(metric: str, steps: int) -> Progress:
+        when = {"metric": metric, "above": 0.5, "steps": steps}
+        phases = json.dumps([{"when": when, "rollout": {"max_new_tokens": 5}}])
+        return next_phases(progress, recipe_of("changed", *FAST, f"phases={phases}"), line)
+
+    for _ in range(3):
+        progress = after("m", 5)
+    assert progress.phases_begun == 0
+    assert after("m", 2).phases_begun == 1
+    assert after("n", 4).phases_begun == 0 and after("n", 4).held[1] == 1
+
+
+@pytest.mark.parametrize(("every", "begun"), [(0, 0), (2, 1)])
+def test_only_the_evaluations_that_a_longer_run_has_too_begin_a_phase(every: int, begun: int) -> None:
+    phases = [
+        {"when": {"metric": "evaluation/held_out/pass_at_1", "above": 0, "steps": 1}, "rollout": {"temperature": 2}}
+    ]
+    recipe = recipe_of("evaluated", *FAST[:1], f"evaluation.every={every}", f"phases={json.dumps(phases)}")
+    line = {"evaluation/held_out/pass_at_1": 0.5}
+    assert next_phases(Progress(), recipe, {"step": 3, **line}).phases_begun == 0
+    assert next_phases(Progress(), recipe, {"step": 4, **line}).phases_begun == begun
+    assert next_phases(Progress(), recipe, {"step": 0, **line}).phases_begun == 1
+
+
+def test_an_evaluation_that_begins_a_phase_may_not_come_at_other_steps_after_a_resume() -> None:
+    when = "when: {metric: evaluation/held_out/pass_at_1, above: 2, steps: 1}"
+    keys = [FAST[0], *FAST[2:], "evaluation.num_queries=4", "evaluation.every=2", "steps=1"]
+    keys += [f"phases=[{{{when}, rollout: {{max_new_tokens: 9}}}}]"]
+    train(recipe_of("asked", *keys))
+    with pytest.raises(UserError, match=r"evaluation\.every was 2, is 1"):
+        gspo.train(recipe_of("asked", *keys, "steps=2", "evaluation.every=1"), resume=True)
+
+
+def test_a_phase_that_begins_as_a_run_is_resumed_is_said() -> None:
+    keys, text = [*FAST, CONDITIONAL], io.StringIO()
+    train(recipe_of("said", *keys, "steps=2"))
+    gspo.train(recipe_of("said", *keys, "steps=3"), resume=True, display=Display(Console(file=text, width=250)))
+    assert text.getvalue().count("from step 3: rollout.max_new_tokens 9") == 1
+
+
 @pytest.mark.parametrize(
     ("phase", "why"),
     [
@@ -178,6 +221,11 @@ def test_phases_begin_in_their_order_by_what_a_metric_was(values: list[float | N
         ("when: {metric: reward/mean}, rollout: {max_new_tokens: 9}", "phases.0.when: give above, below or both"),
         ("when: {metric: reward/mean, above: 1, below: 0}, rollout: {max_new_tokens: 9}", "phases.0.when: give above"),
         ("when: {metric: reward/meen, above: 1}, rollout: {max_new_tokens: 9}", "no metric is called reward/meen"),
+        ("when: {metric: time/total_seconds, above: 1}, rollout: {max_new_tokens: 9}", "depends on the machine"),
+        (
+            "when: {metric: evaluation/held_out/pass_at_1, above: 1}, rollout: {max_new_tokens: 9}",
+            "early_stop.metric or phases.when: evaluation.num_queries is 0",
+        ),
     ],
 )
 def test_a_phase_that_cannot_begin_is_refused(phase: str, why: str) -> None:

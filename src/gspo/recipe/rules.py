@@ -65,7 +65,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rewards and not any(reward.weight for reward in rewards),
         """early_stop.metric needs early_stop.patience (values without a new best), early_stop.goal, or both
         """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
-        """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
+        """checkpoint.best, early_stop.metric or phases.when: evaluation.num_queries is 0, so there is no evaluation
+        to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
     }
 
@@ -243,6 +244,7 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
     is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
     written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
     last_phase = max((phase.from_step or 0 for phase in recipe.phases), default=0)
+    longest_hold = max((phase.when.steps for phase in recipe.phases if phase.when), default=0)
     warmup, attention = actor.optimizer.warmup_steps, recipe.model.attn_implementation
     return {
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
@@ -273,6 +275,8 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
         f"""phases: the last begins at step {last_phase}, and the run ends after step {recipe.steps}
         """: last_phase > recipe.steps,
+        f"""phases: a condition is to hold for {longest_hold} steps, and the run has {recipe.steps}
+        """: longest_hold >= recipe.steps,
         f"""actor.optimizer.warmup_steps {warmup} is not over within the {all_updates} optimiser steps
         """: all_updates <= warmup,
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
@@ -283,7 +287,8 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
         the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
         """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",
-        """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
+        """checkpoint.best, early_stop.metric or phases.when: evaluations are before and after training only; set
+        evaluation.every
         """: _goes_by_evaluation(recipe) and not evaluation.every,
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
         """: attention not in (None, "sdpa"),
@@ -330,7 +335,12 @@ def _has_values(condition: PhaseCondition) -> bool:
 
 
 def _goes_by_evaluation(recipe: RecipeKeys) -> bool:
-    return any((key or "").startswith("evaluation/") for key in (recipe.checkpoint.best, recipe.early_stop.metric))
+    metrics = [
+        recipe.checkpoint.best,
+        recipe.early_stop.metric,
+        *(own.when.metric for own in recipe.phases if own.when),
+    ]
+    return any((metric or "").startswith("evaluation/") for metric in metrics)
 
 
 def _true_sentences(table: Mapping[str, object]) -> list[str]:

@@ -19,26 +19,23 @@ class Recipe(RecipeKeys):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         sentences = refusals(self)
-        for index, recipe in enumerate(() if sentences else self.of_phases):
+        for index, recipe in enumerate(() if sentences else self.recipes_of_phases):
             sentences += (f"in phases.{index}: {sentence}" for sentence in refusals(recipe))
         if sentences:
             raise refusal("\n  ".join(sentences))
         return self
 
     def at(self, step: int, begun: int = 0) -> Self:
-        """The recipe of a step: with what the phases set that have begun by then, so many of them by a condition."""
-        return (self, *self.of_phases)[self.num_begun(step, begun)]
+        """The recipe of a step, with what the phases set that have begun by then: at least the first `begun`."""
+        return (self, *self.recipes_of_phases)[self.num_begun(step, begun)]
 
     def num_begun(self, step: int, begun: int = 0) -> int:
-        """Count the phases that have begun by a step, the first `begun` of them by then or before.
-
-        A phase that begins at its step has those before it begin, too.
-        """
+        """The number of phases that have begun by a step, at least `begun`: with one, all before it have begun."""
         begins = (step + 1 if phase.from_step is None else phase.from_step for phase in self.phases)
         return max([begun, *(number for number, first in enumerate(begins, 1) if first <= step)])
 
     @property
-    def of_phases(self) -> tuple[Self, ...]:
+    def recipes_of_phases(self) -> tuple[Self, ...]:
         """The recipe of each phase."""
         recipes = [self]
         for phase in self.phases:
@@ -48,7 +45,7 @@ class Recipe(RecipeKeys):
     @property
     def at_longest(self) -> Self:
         """The recipe of the first phase whose responses may be the longest: what the run must have room for."""
-        return max((self, *self.of_phases), key=lambda recipe: recipe.rollout.max_new_tokens)
+        return max((self, *self.recipes_of_phases), key=lambda recipe: recipe.rollout.max_new_tokens)
 
     @property
     def length_key(self) -> str:

@@ -608,7 +608,7 @@ class PhaseActor(Section):
 class PhaseCondition(Section):
     """The condition with which a phase begins, once the one before it has begun."""
 
-    metric: Text = key(..., "The [metric](metrics.md) that is looked at; steps that do not have it do not count.")
+    metric: Text = key(..., "The [metric](metrics.md) that is looked at; a step without it does not count.")
     above: Finite | None = key(None, "It must be larger.")
     below: Finite | None = key(None, "It must be smaller.")
     steps: Positive = key(5, "For this number of steps in a row; the phase begins with the next one.")
@@ -617,10 +617,11 @@ class PhaseCondition(Section):
         """Tell whether it holds for a value of the metric."""
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
-    def __str__(self) -> str:
+    @property
+    def bounds(self) -> str:
+        """Return such as `reward/mean above 0.5`."""
         bounds = {"above": self.above, "below": self.below}
-        words = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
-        return f"{self.metric} {words} for {self.steps} step{'s' * (self.steps != 1)}"
+        return f"{self.metric} {' and '.join(f'{name} {own:g}' for name, own in bounds.items() if own is not None)}"
 
 
 class PhaseConfig(Section):
@@ -634,7 +635,9 @@ class PhaseConfig(Section):
     @property
     def begins(self) -> str:
         """Return the words for when it begins."""
-        return f"from step {self.from_step}" if self.when is None else f"once {self.when}"
+        if self.when is None:
+            return f"from step {self.from_step}"
+        return f"once {self.when.bounds} for {self.when.steps} step{'s' * (self.when.steps != 1)}"
 
     @property
     def changed(self) -> dict[str, float]:

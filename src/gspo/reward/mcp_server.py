@@ -48,7 +48,8 @@ class McpServer:
                 raise ConnectionError("it was given up") if task.cancelled() else task.exception() or ConnectionError()
             client = found.result()
             if self._is_late and not await _answers(client):
-                raise self._lost(connection, TimeoutError())
+                self._give_up(connection)
+                raise _failure(TimeoutError())
             self._is_late, is_asked = False, True
             if tool is None:
                 return [ToolResult(json.dumps(await _schemas(client)))]
@@ -56,23 +57,21 @@ class McpServer:
         except asyncio.CancelledError:  # by the time limit
             self._is_late = True
             if found.done() and not is_asked:
-                self._lost(connection, TimeoutError())
+                self._give_up(connection)
             raise
         except FailedCallError:
             raise
         except Exception as error:
             if is_asked and tool is not None and await _answers(client):
                 return [ToolResult(f"{ERROR}{error}"[:MAX_CHARACTERS])]
-            raise self._lost(connection, error) from None
+            self._give_up(connection)
+            raise _failure(error) from None
 
-    def _lost(self, connection: tuple[asyncio.Task[None], asyncio.Future[Any]], error: Exception) -> FailedCallError:
-        """Give up a connection, but no newer one; the failure of a call by its error."""
+    def _give_up(self, connection: tuple[asyncio.Task[None], asyncio.Future[Any]]) -> None:
+        """End a connection; a newer one stays."""
         connection[0].cancel()
         if self._connection is connection:
             self._connection, self._is_late = None, False
-        said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-        what = f"the server does not answer: {type(said).__name__}: {said}"
-        return FailedCallError(what[:MAX_FAULT], "crashed")
 
     async def _connect(self, found: asyncio.Future[Any]) -> None:
         """Keep a connection, which one task must open and close, until this process ends or the connection is lost."""
@@ -93,6 +92,12 @@ async def _answers(client: Any) -> bool:
         await asyncio.wait_for(client.list_tools(cache_mode="bypass"), ANSWER_SECONDS)
         return True
     return False
+
+
+def _failure(error: Exception) -> FailedCallError:
+    """The failure of a call by an error of its connection."""
+    said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+    return FailedCallError(f"the server does not answer: {type(said).__name__}: {said}"[:MAX_FAULT], "crashed")
 
 
 async def _schemas(client: Any) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import threading
 from queue import Empty, LifoQueue
 from typing import Any
 
@@ -10,7 +11,7 @@ from gspo.sandbox.sandbox import Limits, Sandbox
 
 PLACES = os.cpu_count() or 1  # calls at a time: each has a sandbox, which computes
 LIMITS = Limits(wall_seconds=20.0)
-_free = LifoQueue[Sandbox]()
+_places, _free = threading.BoundedSemaphore(PLACES), LifoQueue[Sandbox]()
 _PROGRAM = """
 import ast, contextlib, io, sys, traceback
 
@@ -59,14 +60,15 @@ class Python:
         """
         # Those before are run again, silently: whatever a call leaves behind, no process has to be kept for a response.
         end = secrets.token_hex(16)  # printed behind all that code prints, unless that has ended the interpreter
-        try:
-            sandbox = _free.get_nowait()
-        except Empty:
-            sandbox = Sandbox()
-        try:
-            ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=end), limits=LIMITS)
-        finally:
-            _free.put(sandbox)
+        with _places:  # a call that was given up keeps its own until its code has ended
+            try:
+                sandbox = _free.get_nowait()
+            except Empty:
+                sandbox = Sandbox()
+            try:
+                ran = sandbox.run(_PROGRAM.format(cells=repr([*self._cells, code]), end=end), limits=LIMITS)
+            finally:
+                _free.put(sandbox)
         output, found, fault = ran.output.decode(errors="replace").rpartition(end)
         if not found or ran.ending != "finished":  # it is not run again, either
             reason = "it has ended the interpreter" if ran.ending in ("finished", "failed") else f"limit: {ran.ending}"

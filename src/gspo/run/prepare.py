@@ -186,7 +186,7 @@ def _try_functions(
 def _setting_notes(recipe: Recipe) -> list[str]:
     """Return what is odd about settings, and what becomes odd in a phase."""
     notes = ineffective_settings(recipe)
-    for index, now in enumerate(recipe.of_phases):
+    for index, now in enumerate(recipe.recipes_of_phases):
         said = ineffective_settings(now)
         notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
     return notes
@@ -226,6 +226,9 @@ def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
         if metric and (definition_of(metric) is None or is_of_another_set):
             fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)
             raise UserError(f"no metric is called {metric}", where=key, fix=fix)
+        if key.startswith("phases.") and (metric == "phase" or metric.startswith(("time/", "throughput/", "memory/"))):
+            what = f"{metric} depends on the machine, or on the phases, and a resumed run would have other phases"
+            raise UserError(what, where=key, fix="name a metric of the responses or of the update")
 
 
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:

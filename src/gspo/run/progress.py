@@ -61,8 +61,8 @@ class Progress:
     temperature: float | None = None  # of sampling; None: the recipe's
     best: Best | None = None  # by checkpoint.best
     early_stop: Best | None = None  # by early_stop.metric
-    phases_begun: int = 0  # up to the last that has begun by a condition
-    phase_held: tuple[int, int] = (0, 0)  # the phase to come, and the steps in a row for which its condition has held
+    phases_begun: int = 0  # the number of the last that has begun by a condition
+    held: tuple[str, int] = ("", 0)  # the condition of the phase to come, and for how many steps in a row it has held
     ended: tuple[str, int] | None = None  # early: why, and the recipe's steps then
     # Of the step under way:
     batch: Batch | None = None  # sampled and scored; None: not yet
@@ -114,13 +114,18 @@ def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlySt
 
 def next_phases(progress: Progress, recipe: Recipe, line: Mapping[str, Any]) -> Progress:
     """The progress after a line of metrics, by which the condition of the phase to come may hold once more."""
-    number = recipe.num_begun(line["step"], progress.phases_begun)
+    step, every = line["step"], recipe.evaluation.every
+    number = recipe.num_begun(step, progress.phases_begun)
     when = recipe.phases[number].when if number < len(recipe.phases) else None
     if when is None or not is_number(value := line.get(when.metric)):
         return progress
-    held = 1 + (progress.phase_held[1] if progress.phase_held[0] == number else 0) if when.holds(value) else 0
-    begun = number + 1 if held == when.steps else progress.phases_begun
-    return replace(progress, phases_begun=begun, phase_held=(number, held))
+    # An evaluation at the end of the run, or of an early one, would be none in a longer run.
+    if when.metric.startswith("evaluation/") and step and not (every and step % every == 0):
+        return progress
+    condition, before = f"{number}: {when.metric} {when.above} {when.below}", progress.held
+    held = 1 + (before[1] if before[0] == condition else 0) if when.holds(value) else 0
+    begun = number + 1 if held >= when.steps else progress.phases_begun
+    return replace(progress, phases_begun=begun, held=(condition, held))
 
 
 class Clock:

@@ -270,6 +270,9 @@ def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
         by_condition = json.loads((saved / STATE).read_text(encoding="utf-8")).get("phases_begun", 0)
     num_begun = max(each.num_begun(step, by_condition) for each in (then, recipe))
     to_come = re.compile(r"phases(\.(\d+)\..*)?")
+    conditions = [phase.when.metric for phase in then.phases[num_begun:] if phase.when]
+    if any(metric.startswith("evaluation/") for metric in conditions):  # which then come at other steps
+        changes = [replace(own, effect="another run") if own.key == "evaluation.every" else own for own in changes]
     return [
         replace(change, effect="none")
         if (found := to_come.fullmatch(change.key)) and int(found[2] or num_begun) >= num_begun
