@@ -127,6 +127,7 @@ ROWS: tuple[tuple[str, LengthNorm], ...] = (
     ("return_to_go", "turns"),
     ("return_to_go", "own"),
     ("trajectory", "own"),
+    ("trajectory, divided by the deviation", "own"),
 )
 
 

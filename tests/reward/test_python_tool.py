@@ -83,14 +83,14 @@ def test_a_call_that_raised_has_done_what_it_did_before(tools: Tools) -> None:
 
 
 def test_code_that_waits_costs_no_other_response_its_answer() -> None:
-    settings = RolloutConfig(environment="python", tool_seconds=14.0)  # four that wait take 16 on two cores
+    settings = RolloutConfig(environment="python", tool_seconds=12.0)  # eight that wait take 16 on two cores
     with closing(load_tools(settings, None, QueriesConfig(chat=False))) as tools:
 
         async def all_at_once() -> Any:
-            slow = [conversation(tools, f"slow{n}", "import time\ntime.sleep(8)\n7") for n in range(4)]
+            slow = [conversation(tools, f"slow{n}", "import time\ntime.sleep(4)\n7") for n in range(8)]
             return await all_of([*slow, *(conversation(tools, f"s{n}", f"{n}") for n in range(4))])
 
-        assert loop.run(all_at_once()) == [["7"]] * 4 + [[str(n)] for n in range(4)]
+        assert loop.run(all_at_once()) == [["7"]] * 8 + [[str(n)] for n in range(4)]
 
 
 def test_random_numbers_are_drawn_once(tools: Tools) -> None:
