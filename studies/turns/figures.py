@@ -8,6 +8,7 @@ from studies.harness.summary import deviation, mean
 from studies.turns.jobs import ARMS, EXPERIMENT
 
 COLOURS = {"gspo": "#1f6fb4", "trajectory": "#7a4fb5", "turn": "#2a9d4a", "turn_own": "#d1611c"}
+COLOURS |= {"gspo_unbound": "#7fb3dc", "turn_own_unbound": "#eba77d"}
 
 
 def draw_all(runs: Runs, output: Path) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from studies.harness.markdown import spread, table
 from studies.harness.results import Result
 from studies.harness.runs import Runs
-from studies.harness.summary import Measure, mean, mean_reward
+from studies.harness.summary import Measure, mean, mean_of, mean_reward
 from studies.objectives.measures import LATE, late
 from studies.objectives.tables import status_line, verdict
-from studies.turns.jobs import ARMS, EXPERIMENT, GSPO
+from studies.turns.jobs import ARMS, EXPERIMENT, GSPO, TRAJECTORY
 
 LATE_REWARD = late("reward/mean")
 
@@ -26,17 +26,19 @@ MEASURES: Mapping[str, Measure] = {
     "turns, late": late("turns/mean"),
     "tokens a turn, late": tokens_a_turn,
     "clipped tokens, late": late("clip/token_fraction"),
+    "norm of the gradient": mean_of("policy/grad_norm"),
 }
 
 
 def arms_table(runs: Runs) -> str:
-    """A row an arm: means ± standard deviations over seeds, and both rewards minus GSPO's."""
-    rows, gspo = [], runs.of(EXPERIMENT, GSPO)
+    """A row an arm: means ± standard deviations over seeds, and the late reward minus those of two arms."""
+    rows, others = [], (GSPO, TRAJECTORY)
     for arm in ARMS:
         own = runs.of(EXPERIMENT, arm)
-        apart = [verdict(own, gspo, measure) if arm is not GSPO else "" for measure in (LATE_REWARD, mean_reward)]
+        apart = ["" if arm is other else verdict(own, runs.of(EXPERIMENT, other), LATE_REWARD) for other in others]
         rows.append([arm.label, arm.what, str(len(own)), *(spread(own, each) for each in MEASURES.values()), *apart])
-    return table(["", "what is set", "seeds", *MEASURES, "late reward minus GSPO's", "mean reward minus GSPO's"], rows)
+    minus = [f"late reward minus that of {words}" for words in ("GSPO", "credit by trajectory")]
+    return table(["", "what is set", "seeds", *MEASURES, *minus], rows)
 
 
 TABLES: Mapping[str, Callable[[Runs], str]] = {"status": status_line, "arms": arms_table}
