@@ -1,4 +1,4 @@
-"""TRL's first step against gspo's: the same loss and gradient of one batch, by a configuration that gspo imports.
+"""TRL's loss and gradient of a batch against gspo's, by a configuration that gspo imports.
 
     python -m benchmarks.peer.first_step --trl-python .venv-trl/bin/python [--model models/smollm2-135m]
 
@@ -10,7 +10,6 @@ TRL is given gspo's advantages: its own have 1e-4 beside the standard deviation.
 import argparse
 import io
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -22,11 +21,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.peer.direction import along
 from benchmarks.samples import sample_of, scored
 from gspo import cli
 from gspo.learner.advantages import with_advantages
 from gspo.learner.micro_batching import Learner
-from gspo.learner.optimizer import Optimizer
+from gspo.learner.optimizer import Optimizer, StepReport
 from gspo.learner.update import update
 from gspo.model.load import load_tokenizer
 from gspo.model.packing import TokenSequence
@@ -74,10 +74,13 @@ def main() -> None:
         command = [options.trl_python, str(Path(__file__).with_name("trl_first_step.py")), str(place / "asked.json")]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     answers = [json.loads(line) for line in said.splitlines() if line.startswith('{"loss"')]
-    print("| objective | loss of TRL | loss of gspo | gradient norm of TRL | of gspo |\n|---|---:|---:|---:|---:|")
+    heads = ["loss of TRL", "of gspo", "norm of TRL's gradient", "of gspo's", "along a direction, TRL", "gspo"]
+    heads.append("clipped tokens")
+    print(f"| objective | {' | '.join(heads)} |\n|---{'|---:' * len(heads)}|")
+    tokens = sum(len(row["response"]) for row in asked[0]["rows"])
     for (name, own), theirs in zip(ours.items(), answers, strict=True):
-        numbers = " | ".join(f"{side[key]:.6f}" for key in ("loss", "norm") for side in (theirs, own))
-        print(f"| {name} | {numbers} |")
+        numbers = " | ".join(f"{side[key]:.6f}" for key in ("loss", "norm", "along") for side in (theirs, own))
+        print(f"| {name} | {numbers} | {own['clipped']:.0f} of {tokens} |")
 
 
 def imported(given: Mapping[str, Any], place: Path) -> Any:
@@ -109,8 +112,8 @@ def batch_of(policy: Policy) -> Batch:
                 present = response_likelihood(
                     policy, [TokenSequence(prompt_ids=prompt, response_ids=response)]
                 ).logprobs
-            noise = torch.randn(len(response), generator=dice) * 0.1 + torch.randn(1, generator=dice) * 4e-4
-            noise -= noise.mean() * (1 - 1 / math.sqrt(500))  # so that sequences, too, lie about their clip range
+            noise = torch.randn(len(response), generator=dice) * 0.1
+            noise -= noise.mean() * 0.95  # so that ratios of sequences, too, lie about their clip range
             samples.append(replace(sample_of(prompt, response), old_logprobs=present + noise))
         groups.append(Group(samples=tuple(samples)))
     rewards = torch.randint(0, 3, (QUERIES * GROUP,), generator=dice).float().tolist()
@@ -118,11 +121,25 @@ def batch_of(policy: Policy) -> Batch:
 
 
 def step_of(policy: Policy, actor: Any, batch: Batch) -> dict[str, float]:
-    """The loss and the norm of the gradient of gspo's update."""
-    optimizer = Optimizer(policy.model, actor.optimizer, total_steps=1)
+    """The loss of gspo's update, its gradient's norm and part along a direction, and how many tokens are clipped."""
+    optimizer = _Watched(policy.model, actor.optimizer, total_steps=1)
+    optimizer.watched = policy.model
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0, max_tokens=MOST)
-    ((report, _),) = update(learner, batch)
-    return {"loss": report.loss, "norm": report.step.grad_norm}
+    ((report, after),) = update(learner, batch)
+    clipped = sum(sample.stats.num_clipped for sample in after.samples if sample.stats)
+    return {"loss": report.loss, "norm": report.step.grad_norm, "along": optimizer.along, "clipped": float(clipped)}
+
+
+class _Watched(Optimizer):
+    """An optimizer that notes what its gradient is along a direction that both programs draw."""
+
+    watched: torch.nn.Module
+    along = 0.0
+
+    def step(self, *, loss_is_finite: bool = True) -> StepReport:
+        """Note it, and make the step."""
+        self.along = along(self.watched)
+        return super().step(loss_is_finite=loss_is_finite)
 
 
 def rows_of(batch: Batch) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from datasets import Dataset
+from direction import along  # type: ignore[import-not-found]  # beside this file, which is run as a program
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -25,7 +26,7 @@ def main() -> None:
 
 
 def step_of(config: GRPOConfig, model: str, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The loss of TRL's own method, and the norm of its gradient."""
+    """The loss of TRL's own method, its gradient's norm, and its part along a direction."""
     most = max(len(row["response"]) for row in rows)
     trainer: Any = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -48,7 +49,7 @@ def step_of(config: GRPOConfig, model: str, rows: list[dict[str, Any]]) -> dict[
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), float("inf"))
-    return {"loss": float(loss), "norm": float(norm)}
+    return {"loss": float(loss), "norm": float(norm), "along": along(trainer.model)}
 
 
 def padded(rows: list[list[int]], *, left: bool = False) -> torch.Tensor:
