@@ -47,6 +47,15 @@ def grid_table(runs: Runs, task: str) -> str:
     return table(["late reward", *(f"lr {rate:g}" for rate in GRID)], rows)
 
 
+CONDITION_WORDS = {
+    "": "4 updates a batch, age 0",
+    "mini_batches_1": "1 update: one mini-batch",
+    "updates_16": "16 updates: four epochs of four mini-batches",
+    "age_4": "4 updates, responses of an age of 4 steps",
+    "vllm_bfloat16": "4 updates, vLLM in bfloat16, its likelihoods as π_old",
+}
+
+
 def conditions_table(runs: Runs, task: str) -> str:
     """GSPO and GRPO with fewer and more optimiser steps for one batch, and on old responses."""
     rows = []
@@ -54,15 +63,15 @@ def conditions_table(runs: Runs, task: str) -> str:
         pair = [runs.of(f"{task}_{name}" if name else task, arm) for arm in (GSPO, GRPO)]
         own = {seed: result for seed, result in pair[1].items() if seed in pair[0]}
         cells = [spread(found, final_pass_at_1) for found in pair]
-        rows.append([name or "4 mini-batches, age 0", *cells, verdict(own, pair[0], final_pass_at_1)])
+        rows.append([CONDITION_WORDS[name], *cells, verdict(own, pair[0], final_pass_at_1)])
     return table(["held-out pass@1 after", "GSPO", "GRPO", "GRPO minus GSPO"], rows)
 
 
 def cells_table(runs: Runs) -> str:
     """A row a result, with the command that makes it again."""
     rows = []
-    for task in TASKS:
-        for arm in ARMS:
+    for task in (*TASKS, *(f"{CONDITIONED}_{name}" for name in CONDITIONS)):
+        for arm in ARMS if task in TASKS else (GSPO, GRPO):
             found = runs.of(task, arm)
             command = f"`python -m studies.baselines.run --only {task}/{arm.name}`"
             rows.append([task, arm.label, spread(found, final_pass_at_1), str(len(found)), command])
