@@ -17,7 +17,12 @@ from gspo.recipe.load import load_recipe
 def test_arms_differ_in_nothing_but_what_they_say() -> None:
     recipes = [load_recipe(BASE, as_arguments(job.overrides)) for job in all_jobs() if job.seed == SEEDS[0]]
     assert len(recipes) == len(ARMS)
-    own = {"turn_credit": True, "importance_sampling_level": True, "advantage": True, "length_norm": True}
+    own: dict[str, Any] = {
+        "turn_credit": True,
+        "importance_sampling_level": True,
+        "advantage": True,
+        "length_norm": True,
+    }
     own |= {"optimizer": {"max_grad_norm"}}
     assert len({recipe.actor.model_dump_json(exclude=own) for recipe in recipes}) == 1
     assert len({recipe.model_dump_json(exclude={"actor"}) for recipe in recipes}) == 1
