@@ -96,8 +96,9 @@ async def _answers(client: Any) -> bool:
 
 def _failure(error: Exception) -> FailedCallError:
     """The failure of a call by an error of its connection."""
-    said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-    return FailedCallError(f"the server does not answer: {type(said).__name__}: {said}"[:MAX_FAULT], "crashed")
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return FailedCallError(f"the server does not answer: {type(error).__name__}: {error}"[:MAX_FAULT], "crashed")
 
 
 async def _schemas(client: Any) -> list[dict[str, Any]]:

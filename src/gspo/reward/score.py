@@ -22,7 +22,7 @@ from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
 
 MAX_MASKED_FRACTION = 0.2
-_TOOL_FIX = "see that the tool or the agent works, within rollout.tool_seconds or agent_seconds"
+_TOOL_FIX = "mend the tool, the environment or the agent; it may take rollout.tool_seconds or agent_seconds"
 
 
 class Scoring:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from gspo.errors import encodable
+from gspo.errors import UserError, encodable
 from gspo.recipe.callables import error_line, load_callable
 from gspo.reward.python_tool import Python
 from gspo.reward.reply import FailedCallError, ToolResult, is_async
@@ -68,6 +68,9 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {"calculator": calculator, "python"
 
 def find_tool(name: str, *, where: str = "rollout.tools") -> Callable[..., Any]:
     """The function of a built-in's name, `module:name` or `file.py:name`; UserError where there is none."""
+    if ":" not in name and name not in BUILT_IN:
+        fix = f"built in: {', '.join(BUILT_IN)}; your own are module:name or file.py:name"
+        raise UserError(f"no built-in tool {name!r}", where=where, fix=fix)
     return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where=where)
 
 

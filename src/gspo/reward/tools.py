@@ -19,12 +19,13 @@ from gspo.reward.functions import close_functions
 from gspo.reward.mcp_server import START_SECONDS, McpServer
 from gspo.reward.python_tool import PLACES, Python
 from gspo.reward.reply import is_async
-from gspo.reward.tool_functions import BUILT_IN, ERROR, find_tool, takes_steps, tool_methods
+from gspo.reward.tool_functions import ERROR, find_tool, takes_steps, tool_methods
 from gspo.rollout.endpoint import Endpoint
 from gspo.rollout.tools import Agent, Environment, Result, Tool, Tools
 from gspo.sandbox.sandbox import check_available
 from gspo.types import Failure
 
+_STEPS = "an environment without tools has reset(self, row) and step(self, text)"
 _ALL = 2**20  # calls at a time
 _FORM = """write it as:
     def lookup(word: str) -> str:
@@ -54,7 +55,7 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
             function, own_tools = _mcp_server(server, settings, output)
             functions, tools = [*functions, function], [*tools, *own_tools]
     names = [tool.name for tool in tools]
-    where = "rollout.tools" if settings.environment is None else "rollout.environment"
+    where = "rollout.tools or rollout.mcp" if settings.environment is None else "rollout.environment"
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
     by_steps = environment is not None and environment.by_steps
@@ -92,9 +93,6 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
 
 
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
-    if ":" not in name and name not in BUILT_IN:
-        fix = f"built in: {', '.join(BUILT_IN)}; one of your own is module:function or file.py:function"
-        raise UserError(f"no built-in tool {name!r}", where="rollout.tools", fix=fix)
     call = find_tool(name)
     is_class = isinstance(call, type)
     if is_class and settings.environment is None:
@@ -123,8 +121,8 @@ def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[Rewa
     listed = loop.run(_made(listing, {"tool": None, "arguments": {}}, most=None, kind="MCP server"))
     if listed.failure is not None:
         function.host.close()
-        fix = "name the command that starts it, such as python server.py, or its address, such as http://host:8000/mcp"
-        raise UserError(listed.failure.message, where=where, fix=fix)
+        fix = "see what it prints; a server is the command that starts it, such as python server.py, or http://host:8000/mcp"
+        raise UserError(listed.failure.message.removeprefix(f"MCP server {server}: "), where=where, fix=fix)
 
     def tool(schema: Mapping[str, Any]) -> Tool:
         async def make(session: str, arguments: Mapping[str, Any]) -> Result:
@@ -202,4 +200,5 @@ def _schema(call: Any, name: str, *, where: str = "rollout.tools") -> Mapping[st
         schema: Mapping[str, Any] = get_json_schema(call)
         return schema
     except Exception as error:  # of transformers, about docstring or annotations
-        raise UserError(f"{name} does not describe itself: {error}", where=where, fix=_FORM) from None
+        fix = _FORM if where == "rollout.tools" else f"{_FORM}\n{_STEPS}"
+        raise UserError(f"{name} does not describe itself: {error}", where=where, fix=fix) from None

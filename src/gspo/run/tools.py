@@ -36,7 +36,11 @@ def fit_tools(
     own = tools.environment
     if is_judge and own is not None and not (own.has_reward or own.by_steps):
         what = f"{recipe.rollout.environment} has no method get_reward, which reward: environment asks for"
-        raise UserError(what, where="rollout.environment", fix="write get_reward(self), or name other rewards")
+        raise UserError(
+            what,
+            where="rollout.environment",
+            fix="write get_reward(self), or step(self, text) with reset(self, row); or name other rewards",
+        )
     shown, changed = tools.bridge.shown, list[SetRows]()
     for each in sets:
         suite = each.suite and each.suite.model_copy(update={"queries": shown(each.suite.queries)})
