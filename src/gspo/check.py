@@ -49,7 +49,9 @@ def check(
     yield from _query_lines(recipe, inputs)
     if inputs.tools is not None:
         yield from _tool_lines(inputs.tools)
-    yield from _reward_lines(inputs.functions, inputs.probed)
+    for probed in inputs.probed.values():
+        functions = [function for function in inputs.functions if function.name in probed[0][1].parts]
+        yield from _reward_lines(functions, probed)
     for eval_set in inputs.evaluation_sets:
         if eval_set.probed:
             drawn = f"{eval_set.sampling.group_size} sampled at temperature {eval_set.sampling.temperature:g}"

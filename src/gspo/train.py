@@ -144,12 +144,13 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
     UserError for a file that it still names and that is not there.
     """
     recipe = as_recipe(source, where="gspo.train")
-    if queries and (recipe.queries.path or recipe.queries.procedural):
+    if queries and recipe.queries.has_data:
         display.note("note: queries come from Python: the recipe's own are set aside", style="yellow")
     if reward and recipe.reward:
         what = "the recipe's is set aside, with its weights and limits: gspo.Reward(function, weight=…) gives others"
         display.note(f"note: the reward comes from Python: {what}", style="yellow")
-    kept_queries = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
+    without: dict[str, Any] = {"path": None, "procedural": None, "sources": {}, "weights": {}}
+    kept_queries = recipe.queries.model_copy(update=without) if queries else recipe.queries
     recipe = recipe.model_copy(update={"queries": kept_queries, "reward": () if reward else recipe.reward})
     if isinstance(source, str | Path):
         check_files(recipe, source)

@@ -32,6 +32,7 @@ class Query:
     text: str  # what the model reads (chat template applied)
     prompt_ids: tuple[int, ...]
     columns: Mapping[str, Any]  # the data's other columns: to the reward by name
+    source: str = ""  # of `queries.sources`; empty where there are none
     teacher_ids: tuple[int, ...] = ()  # what a teacher reads in place of prompt_ids; empty: the same
     remarks: tuple[str, ...] = ()  # what one would not expect of how the prompt came to be
 

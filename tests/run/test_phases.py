@@ -257,7 +257,7 @@ def test_groups_sampled_ahead_in_another_way_are_sampled_again(change: str) -> N
         ("[{rollout: {temperature: 2}}]", "phases.0: give one of from_step and when"),
         (
             "[{from_step: 3, queries: {path: a}}]",
-            "unknown key phases.0.queries.path: a phase has from_step, when, when.metric",
+            "unknown key phases.0.queries.path: a phase has from_step, when.metric",
         ),
         (
             "[{from_step: 5, rollout: {temperature: 2}}, {from_step: 5, rollout: {temperature: 1}}]",

@@ -50,6 +50,7 @@ def general_name(metric: str) -> str:
     if match := re.match(r"(evaluation/[^/]+/)?logged/", metric):
         return f"{'evaluation/<set>/' if match[1] else ''}logged/<function>/<name>"
     metric = re.sub(r"^(evaluation/[^/]+/pass_at)_(?!1$)\d+$", r"\1_<k>", metric)
+    metric = re.sub(r"^queries/[^/]+/", "queries/<source>/", metric)
     metric = re.sub(r"^hook/.+$", "hook/<name>", metric)
     metric = re.sub(r"^evaluation/.+/[^/]+/mean$", "evaluation/<set>/<function>/mean", metric)
     metric = re.sub(r"^evaluation/.+?(/<function>/mean|/[^/]+)$", r"evaluation/<set>\1", metric)

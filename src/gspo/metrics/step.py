@@ -20,7 +20,7 @@ from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.sequences import sequence_metrics, trained_rows
 from gspo.queries.order import PassRates
 from gspo.recipe.sections import ActorConfig
-from gspo.types import Batch, Sample
+from gspo.types import Batch, Group, Sample
 
 
 def step_metrics(
@@ -46,6 +46,7 @@ def step_metrics(
     return {
         **_reward_metrics(sampled),
         **logged_metrics(batch.logged),
+        **_source_metrics(groups, actor),
         "group/sampled": float(len(groups)),
         "group/zero_variance_fraction": 1 - sum(rewards_differ(groups, actor=actor)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
@@ -127,6 +128,18 @@ def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
         **{f"reward/{kind}_rollouts": float(failures[kind]) for kind in get_args(FailureKind)},
         **{f"reward/{name}/mean": mean(values) for name, values in applied.items() if values and len(parts) > 1},
     }
+
+
+def _source_metrics(groups: Sequence[Group], actor: ActorConfig) -> Metrics:
+    """Return the numbers of each of several sources of queries."""
+    found = Metrics()
+    for source in sorted({group.query.source for group in groups} - {""}):
+        own = [group for group in groups if group.query.source == source]
+        rewards = [sample.score.reward for group in own for sample in group.samples if sample.score]
+        found[f"queries/{source}/sampled"] = float(len(own))
+        found[f"queries/{source}/reward_mean"] = mean([reward for reward in rewards if reward is not None])
+        found[f"queries/{source}/zero_variance_fraction"] = 1 - sum(rewards_differ(own, actor=actor)) / len(own)
+    return found
 
 
 def _turn_metrics(samples: Sequence[Sample]) -> Metrics:

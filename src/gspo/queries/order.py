@@ -6,6 +6,7 @@ In the order of epochs that is a pure function of the step, so that a resumed ru
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from gspo.types import Group, Query
 PassRates = Mapping[str, tuple[float, int]]
 
 SEED = 1  # of the sampler's random numbers, which are not those of an epoch's order
+SOURCES = 2  # the same, of the draw of sources
 MEMORY = 0.5  # of a query's rate, where it is seen again
 FADING = 0.98  # a step that passes without it brings what is remembered so much nearer to not knowing
 LEAST = 0.1  # of the weight of a query that passes every second time: none is forgotten
@@ -30,24 +32,65 @@ def query_indices(step: int, *, num_queries: int, queries_per_step: int, seed: i
     positions = [divmod(step * queries_per_step + slot, num_queries) for slot in range(queries_per_step)]
     if not shuffle:
         return [place for _, place in positions]
-    return [int(_epoch_order(epoch, num_queries, queries_per_step, seed)[place]) for epoch, place in positions]
+    # One order repeated has no query twice in a step. Fresh orders would each depend on the one before.
+    is_small = num_queries < 2 * queries_per_step
+
+    def order(epoch: int) -> NDArray[np.int64]:
+        epoch = 0 if is_small else epoch
+        return _epoch_order((seed, epoch), num_queries, epoch * num_queries % queries_per_step, queries_per_step)
+
+    return [int(order(epoch)[place]) for epoch, place in positions]
 
 
-@lru_cache(maxsize=2)  # the two epochs that a step may straddle
-def _epoch_order(epoch: int, num_queries: int, queries_per_step: int, seed: int) -> NDArray[np.int64]:
-    if num_queries < 2 * queries_per_step:
-        epoch = 0  # One order repeated has no query twice in a step. Fresh orders would each depend on the one before.
-    order = np.random.default_rng([seed, epoch]).permutation(num_queries)
-    num_before = epoch * num_queries % queries_per_step
+def sources_of(number: int, shares: Mapping[str, float], *, queries_per_step: int, seed: int) -> list[str]:
+    """The source of each query of the batch of that number, in their order.
+
+    Of a share w of Q queries they are ⌊wQ⌋ or ⌈wQ⌉, and wQ in the mean (systematic sampling).
+    """
+    rng = np.random.default_rng([seed, SOURCES, number])
+    ends = np.cumsum([*shares.values()])
+    points = (float(rng.random(dtype=np.float32)) + np.arange(queries_per_step)) / queries_per_step  # all below 1
+    names = [*shares]
+    return [names[index] for index in rng.permutation(np.searchsorted(ends / ends[-1], points, side="right"))]
+
+
+def indices_of_source(
+    name: str, taken: int, number: int, *, num_queries: int, queries_per_step: int, seed: int, shuffle: bool
+) -> list[int]:
+    """The indices of a source's next queries, at most those of a step, after so many that were taken.
+
+    Every query comes once before any comes again, and none twice in a step; `load_rows` makes sure that there are
+    enough.
+    """
+    positions = [divmod(taken + slot, num_queries) for slot in range(number)]
+    if not shuffle:
+        return [place for _, place in positions]
+    num_free, key = num_queries - queries_per_step, (seed, crc32(name.encode()))
+
+    def order(epoch: int) -> NDArray[np.int64]:
+        if epoch == 0 or num_free < 2 * queries_per_step:  # one order repeated
+            return _epoch_order((*key, 0), num_queries, 0, 0)
+        # Which step straddles its start is not known: no query of the last step may be among those of the first.
+        return _epoch_order((*key, epoch), num_queries, queries_per_step, num_free)
+
+    return [int(order(epoch)[place]) for epoch, place in positions]
+
+
+@lru_cache(maxsize=16)  # the two epochs that a step may straddle, of several sources
+def _epoch_order(key: tuple[int, ...], num_queries: int, num_before: int, num_moved: int) -> NDArray[np.int64]:
+    """The order of an epoch, the last number of its key.
+
+    A step that straddles its start takes the last `num_before` queries of the epoch before. Those of them that stand
+    among this order's first `num_moved` move back, behind the others of these. The order's end, which the next epoch
+    avoids, stays as drawn.
+    """
+    order = np.random.default_rng(key).permutation(num_queries)
     if num_before == 0:
         return order
-    # The step that straddles this epoch's start takes the last queries of the epoch before. Those of them that stand
-    # among this order's first move back, behind the others of the first `queries_per_step`. The order's end, which
-    # the next epoch avoids, stays as drawn.
-    before = np.random.default_rng([seed, epoch - 1]).permutation(num_queries)[-num_before:]
-    first = order[:queries_per_step]
+    before = np.random.default_rng((*key[:-1], key[-1] - 1)).permutation(num_queries)[-num_before:]
+    first = order[:num_moved]
     clashes = np.isin(first, before)
-    return np.concatenate([first[~clashes], first[clashes], order[queries_per_step:]])
+    return np.concatenate([first[~clashes], first[clashes], order[num_moved:]])
 
 
 def remembered(rates: PassRates, groups: Sequence[Group], *, threshold: float, step: int) -> PassRates:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -52,8 +51,16 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
         rest = [token for piece in pieces[1:] for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
         prompt_ids = (*ids[begins and ids[:2] == [first, first] :], *rest)  # the text may have the first one, too
         text = "".join(pieces)
-        made = Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=prompt_ids, columns=row.clean_columns)
-        rendered.append(replace(made, remarks=tuple(dict.fromkeys(remarks))))
+        made = Query(
+            id=row.id,
+            prompt=row.prompt,
+            text=text,
+            prompt_ids=prompt_ids,
+            columns=row.clean_columns,
+            source=row.source,
+            remarks=tuple(dict.fromkeys(remarks)),
+        )
+        rendered.append(made)
         # Of a text of characters that it lacks, a tokenizer makes no token but those that it adds.
         are_added = special.issuperset(prompt_ids) and not tokenizer(text, add_special_tokens=False)["input_ids"]
         if are_added or not text.strip():

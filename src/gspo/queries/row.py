@@ -42,6 +42,7 @@ class Row:
     id: str  # "<source>:<row number>", counted from 1
     prompt: str | Messages
     columns: Mapping[str, Any] = field(default_factory=dict)  # what a resume compares
+    source: str = ""  # of `queries.sources`
     is_procedural: bool = False  # made by reasoning-gym itself, not read from data
     num_repetitions: int = 0  # rows that were equal to it and are left out
 

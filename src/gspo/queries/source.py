@@ -56,12 +56,14 @@ QuerySet = Split[Query]
 
 
 def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *, num_streamed: int = 0) -> RowSet:
-    """Training and held-out rows; `rows` given from Python stand in for queries.path and queries.procedural.
+    """Training and held-out rows; `rows` given from Python stand in for what `queries` names.
 
     `num_streamed` is how many a run that is resumed has read of a stream so far.
     Raises UserError where there are no rows, and where those not held out are too few for a step.
     """
     queries, evaluation = recipe.queries, recipe.evaluation
+    if queries.sources:
+        return _rows_of_sources(recipe)
     task = queries.procedural if rows is None else None
     given, num_streamed = (None, 0) if rows is None else _read_given(rows, recipe, num_streamed)
     data = _data_rows(queries, given) if task is None else []
@@ -87,6 +89,37 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
         fix = "lower rollout.queries_per_step or evaluation.num_queries, give more data, or a wider task"
         raise UserError(f"{what}, besides {len(held_out)} held out for evaluation", where="queries", fix=fix)
     return RowSet(train=tuple(train), held_out=tuple(held_out), num_streamed=num_streamed)
+
+
+def _rows_of_sources(recipe: Recipe) -> RowSet:
+    """The rows of each source, of which each holds out its part of what is asked for; ids begin with its name."""
+    train, held_out, sources = list[Row](), list[Row](), recipe.queries.sources
+    asked, size, of_file = recipe.evaluation.num_queries, recipe.rollout.queries_per_step, recipe.evaluation.path
+    recipes = (recipe, *recipe.recipes_of_phases)
+    for number, (name, source) in enumerate(sources.items()):
+        own = {**vars(source), "prompt": source.prompt or recipe.queries.prompt, "sources": {}, "weights": {}}
+        own_queries = recipe.queries.model_copy(update=own)
+        share = asked if of_file else (asked + number) // len(sources)
+        evaluation = recipe.evaluation.model_copy(update={"num_queries": share})
+        most = math.ceil(size * max(each.queries.shares[name] for each in recipes))
+        rollout = recipe.rollout.model_copy(update={"queries_per_step": max(1, most)})
+        own_recipe = recipe.model_copy(update={"queries": own_queries, "evaluation": evaluation, "rollout": rollout})
+        try:
+            rows = load_rows(own_recipe)
+        except UserError as error:
+            where = f"queries.sources.{name}" + f", {error.where}" * (error.where not in (None, "queries"))
+            raise UserError(error.what, where=where, fix=error.fix) from None
+        train += [_of_source(row, name) for row in rows.train]
+        if of_file:
+            held_out = [*rows.held_out]
+        else:
+            held_out += [_of_source(row, name, f"{name}-held-out") for row in rows.held_out]
+    excluded = {str(row.prompt) for row in held_out}
+    return RowSet(train=tuple(row for row in train if str(row.prompt) not in excluded), held_out=tuple(held_out))
+
+
+def _of_source(row: Row, name: str, prefix: str | None = None) -> Row:
+    return replace(row, id=f"{prefix or name}:{row.id.rpartition(':')[2]}", source=name)
 
 
 def _read_given(rows: Any, recipe: Recipe, num_streamed: int) -> tuple[list[Any], int]:

@@ -42,7 +42,7 @@ def hint(key: str) -> str | None:
     parts = key.split(".")
     if parts[0] == "phases":
         own = (name.removeprefix("phases.") for name, _ in recipe_keys() if name.startswith("phases."))
-        return f"a phase has {', '.join(name for name in own if name not in ('rollout', 'actor', 'actor.optimizer'))}"
+        return f"a phase has {', '.join(name for name in own if not _keys_in(f'phases.{name}'))}"
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
             return _other_names()[end]

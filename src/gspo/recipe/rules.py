@@ -12,7 +12,7 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    tables = (_refused_sources, _refused_turns, _refused_objectives, _refused_servers, _refused_phases)
+    tables = (_refused, _refused_sources, _refused_turns, _refused_objectives, _refused_servers, _refused_phases)
     return [sentence for table in tables for sentence in _true_sentences(table(recipe))]
 
 
@@ -24,7 +24,7 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
     return [*notes, *(f"{key} has no effect without {needed}" for key, needed in changed)]
 
 
-def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
+def _refused(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     return {
@@ -50,8 +50,6 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: queries.template is not None and "{prompt}" not in queries.template,
         f"""queries.config: {queries.config} is of a data set on the hub, and a file has none; leave it out
         """: queries.config is not None and queries.path is not None and names_file(queries.path),
-        """give queries.path or queries.procedural, not both
-        """: queries.path is not None and queries.procedural is not None,
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
         ({rollout.queries_per_step}): groups stay whole within a mini-batch
         """: rollout.queries_per_step % actor.mini_batches,
@@ -68,6 +66,40 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """checkpoint.best, early_stop.metric or phases.when: evaluation.num_queries is 0, so there is no evaluation
         to go by
         """: _goes_by_evaluation(recipe) and not (recipe.evaluation.num_queries or recipe.evaluation.suites),
+    }
+
+
+def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
+    """The rules on several sources of queries, on what judges each, and on how often each is taken."""
+    queries, rewards, names = recipe.queries, recipe.reward, recipe.queries.sources.keys()
+    have_one = {name: bool(own.path) != bool(own.procedural) for name, own in queries.sources.items()}
+    named = {f"reward.{i}.sources": set(own.sources) for i, own in enumerate(rewards)}
+    named["queries.weights"] = set(queries.weights)
+    unknown = [f"{key}: {name}" for key, own in named.items() for name in sorted(own - names)]
+    unjudged = [name for name in names if not any(own.weight and name in (own.sources or names) for own in rewards)]
+    functions, weighed = {own.name for own in rewards}, {name for own in recipe.phases for name in own.reward_weights}
+    return {
+        """give queries.path or queries.procedural, not both
+        """: queries.path and queries.procedural,
+        f"""queries.sources.{", ".join(name for name in names if not have_one[name])}: give each a path or procedural
+        """: not all(have_one.values()),
+        """queries.sources stand in place of queries.path, procedural, config and limit: each has them for itself; leave
+        those out
+        """: names and (queries.path or queries.procedural or queries.config or queries.limit),
+        f"""{", ".join(unknown)}: queries.sources has no such name; there are: {", ".join(names) or "none"}
+        """: unknown,
+        """queries.weights: at least one source needs a weight above 0
+        """: names and queries.weights and not any(queries.weights.values()),
+        f"""reward: no function with a weight judges responses of queries.sources.{", ".join(unjudged)}; name it in
+        the sources of one
+        """: rewards and unjudged,
+        """queries.sampler: difficulty with queries.sources: both say which queries come more often; leave one out
+        """: names and queries.sampler == "difficulty",
+        """evaluation.suites: a suite has one source: give it queries.path or queries.procedural
+        """: any(suite.queries.sources for suite in recipe.evaluation.suites),
+        f"""phases.reward_weights: {", ".join(sorted(weighed - functions))}: reward has no such function; there are:
+        {", ".join(sorted(functions)) or "none"}
+        """: weighed - functions,
     }
 
 

@@ -39,7 +39,9 @@ class Recipe(RecipeKeys):
         """The recipe of each phase."""
         recipes = [self]
         for phase in self.phases:
-            recipes.append(_with(recipes[-1], phase))
+            before, weights = recipes[-1], phase.reward_weights
+            rewards = [own.model_copy(update={"weight": weights.get(own.name, own.weight)}) for own in before.reward]
+            recipes.append(_with(before, phase).model_copy(update={"reward": tuple(rewards)}))
         return tuple(recipes[1:])
 
     @property

@@ -115,6 +115,7 @@ Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
 NumResponses = Annotated[Integer, Field(gt=0, le=2**16)]
 PositiveFloat = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
+Weight = Annotated[Number, Field(ge=-1e6, le=1e6)]
 Temperature = Annotated[Number, Field(ge=1e-6, allow_inf_nan=False)]  # logits divided by less are no numbers
 Greedy = Annotated[Number, AfterValidator(_check_greedy)]
 Finite = Annotated[Number, Field(allow_inf_nan=False)]
@@ -127,6 +128,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 Day = Annotated[str, AfterValidator(_check_day)]
 Per = Literal["response", "segment", "token"]
 Text = Annotated[str, Field(min_length=1)]
+SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Devices = Annotated[str, BeforeValidator(_as_text)]  # in CUDA_VISIBLE_DEVICES
 Url = Annotated[str, AfterValidator(_check_url)]
 Options = Annotated[dict[str, Any], BeforeValidator(_with_underscores)]  # of a command line
@@ -217,13 +219,35 @@ class ProceduralConfig(Section):
     size: Annotated[Integer, Field(gt=0, le=MAX_DRAWN)] = key(20_000, "The most distinct questions that are drawn.")
 
 
-class QueriesConfig(Section):
+class SourceConfig(Section):
     path: PathText | None = key(None, "A data file or a hub id: see [data](../guides/data.md).")
     config: str | None = key(None, "The configuration of a hub id's data set.")
     split: str = key("train", "The split of a hub id's data set.")
     prompt: str | None = key(None, "The column with text or chat messages. Known layouts are recognised without it.")
     procedural: ProceduralConfig | None = key(None, "In place of a path: a task of reasoning-gym.")
     limit: Positive | None = key(None, "Train on this number of rows only, the first ones.")
+
+
+class QueriesConfig(SourceConfig):
+    sources: dict[SourceName, SourceConfig] = key(
+        {}, "In place of a path several [sources](../guides/data.md#several-sources), each with the keys above."
+    )
+    weights: dict[str, NonNegativeFloat] = key(
+        {}, "How often queries of each source are taken, in proportion; 0 for those not named. By default all alike."
+    )
+
+    @property
+    def has_data(self) -> bool:
+        """Tell whether it names what a run trains on."""
+        return bool(self.path or self.procedural or self.sources)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part that each of the sources has of a step's queries; they add up to 1."""
+        weights = {name: self.weights.get(name, 0.0) if self.weights else 1.0 for name in self.sources}
+        total = sum(weights.values())
+        return {name: weight / total for name, weight in weights.items()}
+
     system: str | None = key(None, "A system message before the prompt, for chat models.")
     template: str | None = key(None, "Text around a text prompt, with `{prompt}` in it.")
     chat: bool | None = key(None, "Apply the chat template to text prompts. Default: if the tokenizer has one.")
@@ -364,7 +388,7 @@ class RolloutConfig(Section):
 
 class RewardConfig(Section):
     function: PathText = key(..., "A built-in, `module:name` or `file.py:name`: see [rewards](../guides/rewards.md).")
-    weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
+    weight: Weight = key(1.0, "The function's weight in the sum, at most ±10⁶.")
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(
         60.0,
@@ -373,6 +397,12 @@ class RewardConfig(Section):
     )
     concurrent_calls: Positive | None = key(None, "Calls at once. By default one process a core, at most 8.")
     options: dict[str, Any] = key({}, "Further keyword arguments of the function.")
+    sources: tuple[str, ...] = key((), "Of `queries.sources`, those whose responses it judges; by default all.")
+
+    @property
+    def name(self) -> str:
+        """The name that the function has in metrics."""
+        return self.function.rpartition(":")[2]
 
     @model_validator(mode="before")
     @classmethod
@@ -595,6 +625,10 @@ class PhaseRollout(Section):
     temperature: Temperature | None = key(None, "That of `rollout` from then on.")
 
 
+class PhaseQueries(Section):
+    weights: dict[str, NonNegativeFloat] | None = key(None, "That of `queries` from then on.")
+
+
 class PhaseOptimizer(Section):
     lr: PositiveFloat | None = key(None, "That of `actor.optimizer` from then on; its schedule goes on.")
 
@@ -629,7 +663,9 @@ class PhaseConfig(Section):
 
     from_step: Annotated[Integer, Field(ge=2)] | None = key(None, "The [phase](../guides/phases.md)'s first step.")
     when: PhaseCondition | None = key(None, "In place of `from_step`, the condition with which it begins.")
+    queries: PhaseQueries = PhaseQueries()
     rollout: PhaseRollout = PhaseRollout()
+    reward_weights: dict[str, Weight] = key({}, "The weights of reward functions from then on, by their names.")
     actor: PhaseActor = PhaseActor()
 
     @property
@@ -649,6 +685,8 @@ class PhaseConfig(Section):
             "actor.clip_low": actor.clip_low,
             "actor.clip_high": actor.clip_high,
             "actor.optimizer.lr": actor.optimizer.lr,
+            **{f"queries.weights.{name}": weight for name, weight in (self.queries.weights or {}).items()},
+            **{f"reward_weights.{name}": weight for name, weight in self.reward_weights.items()},
         }
         return {name: value for name, value in values.items() if value is not None}
 

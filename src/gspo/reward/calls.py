@@ -351,4 +351,5 @@ class RewardFunction:
     host: Threads | Processes = field(default_factory=Threads)  # where calls are made
     per: Per = "response"  # what it gives a number for
     segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
+    sources: Sequence[str] = ()  # whose responses it judges; empty: all
     settings: str = ""  # that Python gave with it, other than by default: no recipe has them for a resume to compare

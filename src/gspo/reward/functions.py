@@ -20,7 +20,7 @@ from gspo.reward.calls import NAMED, Function, Processes, RewardFunction, Thread
 from gspo.reward.code_tests import read_tests
 from gspo.reward.marks import THINKING, gold_answer, opens_thoughts
 from gspo.reward.reply import TrainerState, is_async
-from gspo.reward.score import score
+from gspo.reward.score import judging, score
 from gspo.rollout.segments import split_segments
 from gspo.sandbox.sandbox import check_available
 from gspo.types import Group, Query, Sample, Score
@@ -125,7 +125,7 @@ def _made(
         only_options=OPTIONS.get(name, ()),
         host=host,
         segment_separator=segment_separator,
-        **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
+        **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per", "sources"}),
     )
 
 
@@ -156,8 +156,9 @@ def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tup
     fitted = []
     for function in functions:
         where = f"reward function {function.name}, row "
+        judged_rows = [row for row in rows if judging([function], row)]
         if function.call is BUILT_IN["code"]:
-            for row in rows:
+            for row in judged_rows:
                 read_tests(row.columns, column=function.options.get("tests_column"), where=f"{where}{row.id}")
         if function.call is BUILT_IN["reasoning_gym"] and evaluating is not None:
             try:
@@ -221,7 +222,8 @@ def own_answer_notes(
     for function in functions:
         groups = []
         for query in tried:
-            if (text := own_response(function.call, query.columns, function.options)) is not None:
+            text = own_response(function.call, query.columns, function.options)
+            if text is not None and judging([function], query):
                 sample = _sample(query, _behind_thoughts(text, query, function), tokenizer, segment_separator)
                 groups.append(Group(samples=(sample,)))
         scored = score(groups, [function], max_masked_fraction=1.0).samples

@@ -13,11 +13,12 @@ from torch import Tensor
 from gspo import loop
 from gspo.errors import FailureKind, UserError
 from gspo.loop import all_of
+from gspo.queries.row import Row
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import RewardFunction
 from gspo.reward.reply import Cell, Metrics, TrainerState
-from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
+from gspo.types import Batch, Failure, Group, Query, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
 
@@ -67,17 +68,18 @@ class Scoring:
         """
         replies = list[tuple[str, float, Metrics]]()
         judged = [sample for sample in group.samples if sample.failure is None]
+        functions = judging(self._functions, group.query)
         for sample in group.samples:
             if sample.failure is not None:
                 self._mask(sample, sample.failure.message, f"row {sample.query.id}", _TOOL_FIX)
         self._check_masked()
-        await all_of([self._ask(function, judged, replies) for function in self._functions if judged])
+        await all_of([self._ask(function, judged, replies) for function in functions if judged])
         samples = tuple(replace(sample, score=self._score(sample)) for sample in group.samples)
-        seconds = defaultdict[str, float](float)
+        seconds = {function.name: 0.0 for function in self._functions if function not in functions}
         for name, taken, _ in replies:
-            seconds[name] += taken
+            seconds[name] = seconds.get(name, 0.0) + taken
         logged = added_up([{f"{name}/{metric}": own[metric] for metric in own} for name, _, own in replies])
-        return Batch(groups=(Group(samples=samples),), reward_seconds=dict(seconds), logged=logged)
+        return Batch(groups=(Group(samples=samples),), reward_seconds=seconds, logged=logged)
 
     async def _ask(
         self, function: RewardFunction, samples: Sequence[Sample], replies: list[tuple[str, float, Metrics]]
@@ -133,14 +135,14 @@ class Scoring:
     def _score(self, sample: Sample) -> Score:
         """Return the sample's score, once everything is in."""
         names = [function.name for function in self._functions]
+        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
         if sample.failure is not None:  # the one that judges has nothing to judge
-            failures = dict.fromkeys(names[:1], sample.failure)
-            return Score(reward=None, parts=dict.fromkeys(names), failure=sample.failure, failures=failures)
-        said = {name: self._parts[sample, name] for name in names}
+            of_call, none = dict.fromkeys(names[:1], sample.failure), dict.fromkeys(names)
+            return Score(reward=None, parts=none, failure=sample.failure, failures=of_call, weights=weights)
+        said = {name: self._parts.get((sample, name)) for name in names}  # None: of other sources
         numbers = {name: part for name, part in said.items() if isinstance(part, float | Tensor)}
         totals = {name: own if isinstance(own, float) else fsum(own.tolist()) for name, own in numbers.items()}
         failures = {name: part for name, part in said.items() if isinstance(part, Failure)}
-        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
         failed = [failures[name] for name in weights if name in failures]
         applying = {name: weight for name, weight in weights.items() if name in numbers}
         has_reward = applying and not failed
@@ -163,6 +165,11 @@ class Scoring:
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return replace(sample_score, token_rewards=by_token, places=places)
+
+
+def judging(functions: Sequence[RewardFunction], asked: Query | Row) -> list[RewardFunction]:
+    """The functions that judge responses to a query, by its source."""
+    return [own for own in functions if not (asked.source and own.sources) or asked.source in own.sources]
 
 
 def score(

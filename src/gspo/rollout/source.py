@@ -65,6 +65,7 @@ class Source:
     # Where batches are drawn, and have queries of those before: of how many different ones. None: they have an order.
     num_drawn_from: int | None = None
     batches_drawn: int = 0
+    num_taken: dict[str, int] = field(default_factory=dict)  # queries of each of several sources, by `queries_of`
     ahead: list[Drawn] = field(default_factory=list)
     record_experts: bool = False
     # Of the step under way:

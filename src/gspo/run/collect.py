@@ -1,5 +1,6 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,10 @@ from gspo import loop
 from gspo.engine.engine import LostError
 from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ
-from gspo.queries.order import drawn_indices, query_indices, weights_of
+from gspo.queries.order import drawn_indices, indices_of_source, query_indices, sources_of, weights_of
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.schema import Recipe
+from gspo.reward.calls import RewardFunction
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.reply import TrainerState
 from gspo.reward.score import Scoring, score_each, together
@@ -28,7 +30,8 @@ def collect(run: Run, now: Recipe, progress: Progress) -> Progress:
         run.sampler.publish(source.version)
     batch = _collect(run, progress, source)
     source.handed_over.clear()  # the batch has them
-    return replace(progress, batch=batch, batches_drawn=source.batches_drawn, ahead=())  # the source has it
+    drawn, taken = source.batches_drawn, dict(source.num_taken)
+    return replace(progress, batch=batch, batches_drawn=drawn, num_taken=taken, ahead=())  # the source has it
 
 
 def _collect(run: Run, progress: Progress, source: Source) -> Batch:
@@ -76,12 +79,14 @@ def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) 
 
 def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
-    functions = run.parts.functions
+    functions = _functions(run)
+    weights = {function.name: function.weight for function in functions if function.weight}
     names = {function.name for function in functions}
     scored, missing = dict[Drawn, Batch](), dict[Drawn, Group]()
     for each in drawn:
         assert each.group is not None
-        if each.is_scored and {*each.reward_seconds} == names:
+        are_of_now = all(sample.score and sample.score.weights == weights for sample in each.group.samples)
+        if each.is_scored and are_of_now and {*each.reward_seconds} == names:
             scored[each] = Batch(groups=(each.group,), reward_seconds=each.reward_seconds, logged=each.logged)
         else:
             missing[each] = each.group
@@ -90,6 +95,14 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     now = score_each([*missing.values()], functions, state, before=before, **options)
     scored |= zip(missing, now, strict=True)
     return together([scored[each] for each in drawn], functions)
+
+
+def _functions(run: Run) -> list[RewardFunction]:
+    """The reward functions, with the weights of the step under way."""
+    rewards = run.recipe.at(run.progress.steps + 1, run.progress.phases_begun).reward
+    weights = [reward.weight for reward in rewards or run.parts.functions]
+    given = zip(run.parts.functions, weights, strict=True)
+    return [replace(function, weight=weight) for function, weight in given]
 
 
 def _without_failures(drawn: Drawn) -> Drawn:
@@ -112,6 +125,7 @@ def _source(run: Run, now: Recipe, progress: Progress) -> Source:
             updates_per_step=run.recipe.actor.updates_per_step,
             queries_of=partial(_queries, run),
             batches_drawn=progress.batches_drawn,
+            num_taken=dict(progress.num_taken),
             ahead=[_without_failures(drawn) for drawn in progress.ahead],
             score=partial(_score_ahead, run),
             num_drawn_from=len(run.parts.queries.train) if run.recipe.queries.sampler == "difficulty" else None,
@@ -131,7 +145,7 @@ async def _score_ahead(run: Run, group: Group) -> Batch:
     """
     assert run.source is not None
     options: dict[str, Any] = {"max_masked_fraction": 1.0, "num_samples": len(group.samples), "warn": run.warn_once}
-    scoring = Scoring(run.parts.functions, run.trainer_state(run.source.steps), **options)
+    scoring = Scoring(_functions(run), run.trainer_state(run.source.steps), **options)
     return await scoring.score(group)
 
 
@@ -143,5 +157,24 @@ def _queries(run: Run, number: int) -> list[Query]:
         options: dict[str, int] = {"queries_per_step": run.recipe.rollout.queries_per_step, "seed": run.recipe.seed}
         return [queries[index] for index in drawn_indices(number, weights, **options)]
     shuffle = run.recipe.queries.shuffle and not run.parts.rows.num_streamed
+    if run.recipe.queries.sources:
+        return _queries_of_sources(run, number, shuffle=shuffle)
     sizes = {"num_queries": len(queries), "queries_per_step": run.recipe.rollout.queries_per_step}
     return [queries[index] for index in query_indices(number, **sizes, seed=run.recipe.seed, shuffle=shuffle)]
+
+
+def _queries_of_sources(run: Run, number: int, *, shuffle: bool) -> list[Query]:
+    """The batch of that number, of each source as much as its weight says at the step under way."""
+    assert run.source is not None
+    shares = run.recipe.at(run.progress.steps + 1, run.progress.phases_begun).queries.shares
+    options: dict[str, int] = {"queries_per_step": run.recipe.rollout.queries_per_step, "seed": run.recipe.seed}
+    names, taken = sources_of(number, shares, **options), run.source.num_taken
+    found = dict[str, list[Query]]()
+    for name, count in Counter(names).items():
+        queries = [query for query in run.parts.queries.train if query.source == name]
+        options["num_queries"] = len(queries)
+        found[name] = [
+            queries[index] for index in indices_of_source(name, taken.get(name, 0), count, **options, shuffle=shuffle)
+        ]
+        taken[name] = taken.get(name, 0) + count
+    return [found[name].pop(0) for name in names]

@@ -73,7 +73,7 @@ def is_free(path: Path) -> bool:
 def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     """Return what goes on with the run of a recipe."""
     on_step = "on_step=…, " if has_on_step else ""
-    if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
+    if not recipe.reward or not recipe.queries.has_data:
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
     if on_step:
         return f"gspo.train(recipe, {on_step}resume=True)"

@@ -37,6 +37,7 @@ from gspo.recipe.sections import QueriesConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.reply import TrainerState
+from gspo.reward.score import judging
 from gspo.rollout.shaping import sampling_notes
 from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
@@ -69,7 +70,7 @@ NOTHING = FromPython()
 class Inputs:
     """The things that a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
 
-    Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
+    Example: load_inputs(recipe).probed == {"": [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]}
     """
 
     functions: Sequence[RewardFunction]
@@ -83,7 +84,8 @@ class Inputs:
     rendering: QueriesConfig  # by which it does: with the recipe's tools
     tools: Tools | None  # that the policy may call
     evaluation_sets: Sequence[EvaluationSet]  # the held-out queries, where there are any, and the suites
-    probed: Sequence[tuple[str, Score]]  # the scores of the first row's answer, where it has one, and of junk, by text
+    # By source the scores of the first row's answer, where it has one, and of junk, by text.
+    probed: Mapping[str, Sequence[tuple[str, Score]]]
     notes: Sequence[str]  # what one would not expect: of the evaluation, of settings without effect
     demonstrations: Sequence[TokenSequence] = ()  # the pairs as the model reads them, once it is loaded
 
@@ -132,7 +134,7 @@ def load_inputs(
     probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
     notes += [*set_notes(sets, set_rows), *own_notes]
     if trains:
-        notes += [*evaluation_notes(recipe, len(rows.held_out), probed), *_setting_notes(recipe)]
+        notes += [*evaluation_notes(recipe, len(rows.held_out), next(iter(probed.values()))), *_setting_notes(recipe)]
     return Inputs(
         functions=functions,
         hooks=hooks,
@@ -172,12 +174,13 @@ def _try_functions(
     tokenizer: Any,
     *,
     trains: bool,
-) -> tuple[list[tuple[str, Score]], list[str]]:
+) -> tuple[dict[str, list[tuple[str, Score]]], list[str]]:
     """Return what the functions give the first row's answer and junk, and notes on own answers that they fail."""
     options: dict[str, Any] = {"segment_separator": recipe.rollout.segment_separator}
-    probed, state = list[tuple[str, Score]](), TrainerState(max_steps=recipe.steps)
-    if trains:
-        probed = [*probe(queries.train, queries.held_out, functions, tokenizer, state=state, **options)]
+    probed, state = dict[str, list[tuple[str, Score]]](), TrainerState(max_steps=recipe.steps)
+    for source in dict.fromkeys(query.source for query in queries.train if trains):
+        train, held_out = ([own for own in part if own.source == source] for part in (queries.train, queries.held_out))
+        probed[source] = probe(train, held_out, judging(functions, train[0]), tokenizer, state=state, **options)
     judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
     judged = [([*queries.train, *queries.held_out], functions), *judged]
     return probed, [note for asked, judges in judged for note in own_answer_notes(asked, judges, tokenizer, **options)]

@@ -49,6 +49,7 @@ class Progress:
 
     steps: int = 0  # that are finished
     batches_drawn: int = 0  # of the order of the queries
+    num_taken: Mapping[str, int] = field(default_factory=dict)  # queries of each of queries.sources
     ahead: tuple[Drawn, ...] = ()  # what of them is for steps to come, in the order in which it will be taken
     skipped_in_a_row: int = 0  # updates
     seconds: float = 0.0  # that the run took up to here

@@ -1,0 +1,95 @@
+"""Several sources of queries: how much is taken of each, that no query is taken twice too soon, and bad recipes."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from gspo.errors import UserError
+from gspo.queries.order import indices_of_source, sources_of
+from gspo.queries.source import load_rows
+from gspo.recipe.schema import Recipe
+
+RecipeOf = Callable[..., Recipe]
+SHARES = {"a": 0.1, "b": 0.55, "c": 0.0, "d": 0.35}
+
+
+def test_a_batch_has_of_each_source_what_its_share_says_up_to_rounding() -> None:
+    total = Counter[str]()
+    for number in range(2000):
+        counts = Counter(sources_of(number, SHARES, queries_per_step=8, seed=1))
+        assert counts.total() == 8
+        for name, share in SHARES.items():
+            assert int(8 * share) <= counts[name] <= int(8 * share) + (8 * share > int(8 * share))
+        total += counts
+    for name, share in SHARES.items():
+        assert abs(total[name] / 16_000 - share) < 0.003
+
+
+def test_the_sources_of_a_batch_are_mixed() -> None:
+    first = Counter(sources_of(number, {"a": 1.0, "b": 1.0}, queries_per_step=8, seed=0)[0] for number in range(400))
+    assert 150 < first["a"] < 250
+
+
+@pytest.mark.parametrize("size", [8, 20, 24, 25, 100])
+def test_each_query_of_a_source_comes_once_a_pass_and_none_twice_in_a_step(size: int) -> None:
+    options: dict[str, Any] = {"num_queries": size, "queries_per_step": 8, "seed": 3, "shuffle": True}
+    taken = list[int]()
+    for step in range(300):
+        indices = indices_of_source("a", len(taken), 1 + step * 5 % 8, **options)
+        assert len({*indices}) == len(indices)
+        taken += indices
+    passes = [taken[start : start + size] for start in range(0, len(taken) - size, size)]
+    assert all(sorted(own) == [*range(size)] for own in passes)
+    assert size < 24 or all(one != two for one, two in pairwise(passes))
+    assert taken[:size] != indices_of_source("b", 0, size, **options)
+    in_order = indices_of_source("a", size - 1, 3, **{**options, "shuffle": False})
+    assert in_order == [size - 1, 0, 1]
+
+
+def sources(**changes: Any) -> dict[str, Any]:
+    task = {"task": "chain_sum", "min_digits": 1, "max_digits": 1, "size": 40}
+    return {
+        "easy": {"procedural": {**task, "min_terms": 2, "max_terms": 2}},
+        "hard": {"procedural": {**task, "min_terms": 4, "max_terms": 4}},
+        **changes,
+    }
+
+
+def test_rows_are_of_all_sources_each_holds_some_out_and_none_of_these_is_trained_on(recipe_of: RecipeOf) -> None:
+    rows = load_rows(recipe_of(queries={"sources": sources()}, evaluation={"num_queries": 9}))
+    assert Counter(row.source for row in rows.train) == {"easy": 40, "hard": 40}
+    assert Counter(row.source for row in rows.held_out) == {"easy": 4, "hard": 5}
+    assert rows.train[0].id == "easy:1" and len({row.id for row in (*rows.train, *rows.held_out)}) == 89
+    assert not {str(row.prompt) for row in rows.train} & {str(row.prompt) for row in rows.held_out}
+
+
+@pytest.mark.parametrize(
+    ("queries", "reward", "message"),
+    [
+        ({"sources": sources(), "limit": 3}, None, "stand in place of queries.path"),
+        ({"sources": sources(other={"limit": 3})}, None, r"queries\.sources\.other: give each a path or procedural"),
+        ({"sources": sources(), "weights": {"eazy": 1}}, None, "queries.weights: eazy.*there are: easy, hard"),
+        ({"sources": sources(), "weights": {"easy": 0}}, None, "at least one source needs a weight above 0"),
+        ({"weights": {"easy": 1}, "path": "a.jsonl"}, None, "queries.weights: easy.*there are: none"),
+        ({"sources": sources()}, [{"function": "numeric", "sources": ["easy"]}], r"judges responses of .*\.hard"),
+        ({"sources": sources(), "sampler": "difficulty"}, None, "both say which queries come more often"),
+        ({"sources": {"a.b": {"path": "a.jsonl"}}}, None, r"queries\.sources\.a\.b"),
+    ],
+)
+def test_what_sources_do_not_allow_is_refused(
+    recipe_of: RecipeOf, queries: dict[str, Any], reward: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        recipe_of(queries=queries, **({"reward": reward} if reward else {}))
+
+
+def test_a_source_has_as_many_queries_as_a_step_may_take_of_it(recipe_of: RecipeOf) -> None:
+    few = sources(few={"procedural": {"task": "chain_sum", "min_terms": 3, "max_terms": 3, "size": 2}})
+    options: dict[str, Any] = {"rollout": {"queries_per_step": 8}, "evaluation": {"num_queries": 0}}
+    assert len(load_rows(recipe_of(queries={"sources": few, "weights": {"easy": 6, "few": 2}}, **options)).train) == 82
+    with pytest.raises(UserError, match="takes 3 different queries and the data has 2") as error:
+        load_rows(recipe_of(queries={"sources": few, "weights": {"easy": 5, "few": 3}}, **options))
+    assert error.value.where == "queries.sources.few"
