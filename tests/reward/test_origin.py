@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +101,32 @@ def judge() -> Iterator[Any]:
     close_functions([function])
 
 
+def hostile(task: str) -> tuple[dict[str, Any], list[str]]:
+    """An entry and answers that hold code wherever a verifier might evaluate it."""
+    entry = create_dataset(task, seed=3, size=1)[0]
+    metadata = dict.fromkeys(entry["metadata"], CODE)
+    return {**entry, "metadata": metadata, "answer": "0"}, [f"({CODE}) or 1", f"[{CODE} or 1]", "entry['answer']"]
+
+
+@pytest.mark.parametrize("task", sorted(EVALUATING_TASKS - {"composite"}))
+def test_a_verifier_runs_no_code_of_the_data_or_of_an_answer_and_pays_for_none(task: str) -> None:
+    entry, answers = hostile(task)
+    for answer in answers:
+        paid = 0.0  # where it raises, too
+        with suppress(Exception):
+            paid = gym.score(task, "{}", entry, answer)
+        assert paid < 0.1
+    assert not Path("evaluated").exists()
+
+
 @needs("sandbox")
-def test_in_the_sandbox_rows_of_data_score_as_procedural_ones_and_hostile_ones_neither_run_nor_pay(
-    judge: Any, tmp_path: Path
-) -> None:
-    for task in sorted(EVALUATING_TASKS - {"composite"}):
-        entry = create_dataset(task, seed=3, size=1)[0]
-        expected = [gym.score(task, "{}", entry, answer) for answer in (entry["answer"], "banana")]
-        assert judge({"task": task, "entry": entry}, entry["answer"], "banana") == expected, task
-        here = tmp_path / "evaluated"
-        code = f"__import__('pathlib').Path({str(here)!r}).touch() or 1"
-        hostile = {**entry, "metadata": dict.fromkeys(entry["metadata"], code)}
-        found = judge(
-            {"task": task, "entry": {**hostile, "answer": "0"}}, f"({code}) + 1", f"[{code}]", "entry['answer']"
-        )
-        assert max(found) < 0.1 and not here.exists(), task
+@pytest.mark.parametrize("task", ["countdown", "spiral_matrix"])
+def test_in_the_sandbox_rows_of_data_score_as_procedural_ones_and_hostile_ones_do_not(task: str, judge: Any) -> None:
+    entry = create_dataset(task, seed=3, size=1)[0]
+    expected = [gym.score(task, "{}", entry, answer) for answer in (entry["answer"], "banana")]
+    assert judge({"task": task, "entry": entry}, entry["answer"], "banana") == expected
+    entry, answers = hostile(task)
+    assert max(judge({"task": task, "entry": entry}, *answers)) < 0.1 and not Path("evaluated").exists()
 
 
 @needs("sandbox")

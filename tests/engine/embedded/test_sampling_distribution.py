@@ -1,4 +1,4 @@
-"""First tokens, drawn by the thousand, against the softmax they should come from."""
+"""Tokens, drawn by the thousand, against the softmax they should come from."""
 
 import math
 from collections import Counter
@@ -9,14 +9,16 @@ import pytest
 import torch
 from tests.sampling import generate
 
-from gspo.engine.embedded.sampling import sample_tokens
+from gspo.engine.embedded.sampling import sample_tokens, uniform_numbers
 from gspo.engine.engine import Sampling
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.keys import SamplingKey
 
 NewPolicy = Callable[..., Policy]
 PROMPT = [4, 5, 6]
 COUNT = 20_000
+COUNT_OF_ENGINE = 4_000
 
 
 def probabilities(policy: Policy, temperature: float) -> list[float]:
@@ -25,9 +27,20 @@ def probabilities(policy: Policy, temperature: float) -> list[float]:
     return (logits / temperature).softmax(-1).tolist()
 
 
-def first_tokens(policy: Policy, seed: int = 0, **settings: Any) -> Counter[int]:
-    sampling = RolloutConfig(max_new_tokens=1, max_rows=COUNT, **settings)
-    (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=seed)
+def drawn(policy: Policy, **settings: Any) -> Counter[int]:
+    """What is drawn from the logits of the first token, with the random numbers of as many responses."""
+    keys = SamplingKey(seed=0, step=1).of_groups(["0"], COUNT)[0]
+    uniform = uniform_numbers(keys, [0] * COUNT, 1)[:, 0]
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([PROMPT])).logits[0, -1].expand(COUNT, -1)
+    token, *_ = sample_tokens(logits, Sampling(**settings), uniform)
+    return Counter(token.tolist())
+
+
+def first_tokens(policy: Policy, **settings: Any) -> Counter[int]:
+    """The first tokens of the engine's responses."""
+    sampling = RolloutConfig(max_new_tokens=1, max_rows=COUNT_OF_ENGINE, **settings)
+    (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT_OF_ENGINE, seed=0)
     return Counter(int(response.token_ids[0]) for response in group)
 
 
@@ -81,7 +94,7 @@ def test_the_check_tells_one_temperature_from_another(new_policy: NewPolicy) -> 
 def test_top_k_draws_from_the_k_best(top_k: int, new_policy: NewPolicy) -> None:
     policy = new_policy("gemma2")
     p = top_k_of(probabilities(policy, 0.8), top_k)
-    counts = first_tokens(policy, temperature=0.8, top_k=top_k)
+    counts = drawn(policy, temperature=0.8, top_k=top_k)
     assert set(counts) == {i for i, value in enumerate(p) if value > 0}
     assert len(counts) == top_k
     if top_k > 1:
@@ -92,7 +105,7 @@ def test_top_k_draws_from_the_k_best(top_k: int, new_policy: NewPolicy) -> None:
 def test_top_p_draws_from_the_smallest_set_that_has_the_mass(top_p: float, new_policy: NewPolicy) -> None:
     policy = new_policy("gemma2")
     p = top_p_of(probabilities(policy, 1.0), top_p)
-    counts = first_tokens(policy, top_p=top_p)
+    counts = drawn(policy, top_p=top_p)
     assert set(counts) == {i for i, value in enumerate(p) if value > 0}
     if len(counts) > 1:
         check_drawn_from(counts, p)
@@ -124,13 +137,13 @@ def test_no_random_number_draws_a_token_of_probability_zero(
 
 def test_top_k_beyond_the_vocabulary_and_top_p_of_one_cut_nothing(new_policy: NewPolicy) -> None:
     policy = new_policy("gemma2")
-    assert first_tokens(policy, top_k=10**6, top_p=1.0) == first_tokens(policy)
+    assert drawn(policy, top_k=10**6, top_p=1.0) == drawn(policy)
 
 
 def test_later_tokens_are_drawn_given_the_ones_before(new_policy: NewPolicy) -> None:
     policy = new_policy("gemma2")
-    sampling = RolloutConfig(max_new_tokens=2, max_rows=COUNT, temperature=0.7)
-    (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=1)
+    sampling = RolloutConfig(max_new_tokens=2, max_rows=COUNT_OF_ENGINE, temperature=0.7)
+    (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT_OF_ENGINE, seed=1)
     pairs = Counter(tuple(response.token_ids.tolist()) for response in group if len(response.token_ids) == 2)
     (first,) = {ids[0] for ids, _ in pairs.most_common(1)}
     with torch.no_grad():
