@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
     """
     text, rollout = config.get_text_config(), recipe.rollout
     width, tokens = _width(recipe, device), _pass_tokens(recipe, prompt_tokens)
-    model = empty_model(recipe.model, deepcopy(config))
-    weights = width * _count(model)
+    model, size = _trained_model(_Of(recipe.model, config, is_sharded=num_ranks > 1))
+    weights = width * size
     held, update, copied = _by_parameters(recipe, model, width, num_ranks)
     activations = width * tokens * _kept(text, recipe.actor.gradient_checkpointing) * (1 + ("value model" in held))
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
@@ -108,7 +109,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
 def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     """Return what a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
     width = _width(recipe, device_of(recipe.model.device))
-    model = empty_model(recipe.model, deepcopy(config))
+    model, _ = _trained_model(_Of(recipe.model, config, is_sharded=False))
     copied = _by_parameters(recipe, model, width, 1)[2]
     weights = _saved(model, width)
     checkpoint = weights + copied
@@ -119,6 +120,31 @@ def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     parts = f"{num_kept} × {_words(checkpoint)} while a checkpoint is written, "
     parts += f"{num_models} × {_words(weights)} of weights"
     return f"about {_words(needed)} of {_words(free)} free: {parts}", needed <= free
+
+
+class _Of:
+    """What a model without weights is made of, which is equal where its text is."""
+
+    def __init__(self, recipe: ModelConfig, config: Any, *, is_sharded: bool) -> None:
+        self.recipe, self.config, self.is_sharded = recipe, config, is_sharded
+        self.text = f"{is_sharded} {recipe.model_dump_json()} {config.to_json_string()}"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Of) and self.text == other.text
+
+
+@lru_cache(maxsize=4)  # a plan looks at dozens of recipes for the same few models, and an adapter takes seconds to make
+def _trained_model(of: _Of) -> tuple[Any, int]:
+    """The model as it is trained, without memory for its weights, and its parameters without an adapter's."""
+    model = empty_model(of.recipe, deepcopy(of.config))
+    size = _count(model)
+    freeze(model, of.recipe.frozen)
+    if of.recipe.lora is not None:
+        add_lora(model, of.recipe.lora, is_sharded=of.is_sharded)
+    return model, size
 
 
 def _width(recipe: Recipe, device: torch.device) -> int:
@@ -141,9 +167,7 @@ def _by_parameters(
     actor, shards = recipe.actor, 1 if recipe.trainer.sharding == "none" else num_ranks
     copied_masters = 4 if width < 4 else 0
     kept, masters = (width, copied_masters) if num_ranks == 1 else (4, 0)
-    freeze(model, recipe.model.frozen)
     if recipe.model.lora is not None:
-        add_lora(model, recipe.model.lora, is_sharded=num_ranks > 1)
         copied_masters, masters = 0, 0  # its own are in float32
     size, trained = _count(model), sum(p.numel() for p in model.parameters() if p.requires_grad)
     has_critic = actor.advantage == "gae" and recipe.critic.trunk == "own"
