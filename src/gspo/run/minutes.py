@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +51,7 @@ class Work:
     prompt_tokens: float
 
 
+@cache
 def measured_speed(device: torch.device, dtype: torch.dtype) -> Speed:
     """The speed of a device of this machine in a dtype, from the fastest of a few products."""
     matrix, few = (torch.ones(rows, _SIDE, device=device, dtype=dtype) for rows in (_SIDE, _ROWS))
