@@ -17,19 +17,19 @@ REAL := tests/test_real_model.py tests/test_pretended_gpu.py tests/test_engines_
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` has (about 6 minutes on 2 cores)
-	$(PYTEST) -m "not browser" $(addprefix --ignore=,tests/faults tests/launch $(REAL)) $(ARGS)
+test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` and tests/nightly.txt have (about 10 minutes on 2 cores)
+	$(PYTEST) -m "not browser$(if $(NIGHTLY),, and not nightly)" $(addprefix --ignore=,tests/faults tests/launch $(REAL)) $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
 	$(PYTEST) --dist load tests/faults $(ARGS)
 	$(PYTEST) tests/launch $(ARGS)
 
 test-rest: $(INSTALLED)  ## what `make test` leaves out: the fault matrix, the launchers, the browser, and servers of `make vllm`
-	$(PYTEST) tests/faults tests/launch tests/report/page/test_browser_*.py $(REAL) $(ARGS)
+	$(PYTEST) -m "$(if $(NIGHTLY),,not nightly)" tests/faults tests/launch tests/report/page/test_browser_*.py $(REAL) $(ARGS)
 
-test-all:  ## both, one after the other, with the shapes of all tensors checked (about 14 minutes on 2 cores, with `make vllm`)
-	SHAPES=all $(MAKE) test
-	SHAPES=all $(MAKE) test-rest
+test-all:  ## both, one after the other, with all of tests/nightly.txt and the shapes of all tensors checked (about 40 minutes on 2 cores, with `make vllm`)
+	SHAPES=all $(MAKE) test NIGHTLY=1
+	SHAPES=all $(MAKE) test-rest NIGHTLY=1
 
 lint: $(INSTALLED)  ## style, formatting and types
 	$(VENV)/bin/ruff check .

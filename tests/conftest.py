@@ -76,13 +76,17 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a browser; the long files come first, then those of many tests."""
+    """Mark what needs a browser and what is nightly; the long files come first, then those of many tests."""
+    lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
+    nightly = [line.split(" & ") for line in lines if not line.startswith("#")]
     sizes = Counter(item.path for item in items)
     order = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: (order.get(item.path.name, len(order)), -sizes[item.path]))
     for item in items:
         if item.path.name.startswith("test_browser_"):
             item.add_marker("browser")
+        if any(all(part in item.nodeid for part in parts) for parts in nightly):
+            item.add_marker("nightly")
 
 
 @pytest.hookimpl(tryfirst=True)
