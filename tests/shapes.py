@@ -1,8 +1,8 @@
 """The annotations of tensor functions, checked at every call while that is switched on.
 
 A checked call takes longer than the work of a small model, and beartype seconds to make the checks: they are made at
-the first checked call of a function. SHAPES=all in the environment, as in `make test-all`, has them on in every test. Without
-it they are on in tests/objective and in tests/test_shapes.py, which has a run of each kind.
+the first checked call of a function. SHAPES=all in the environment, as in `make test-all`, has them on in every test.
+Without it they are on in tests/objective and in tests/test_shapes.py, which has a run of each kind.
 """
 
 import os

@@ -17,6 +17,7 @@ from tests.samples import sample_of
 
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
@@ -140,7 +141,7 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
 def test_groups_ahead_that_other_functions_have_scored_are_scored_again(stub: Any) -> None:
     run = stub(flat=set())
     for names, expected in (("f",), [9.0, 9.0]), (("f", "g"), [1.0, 0.0]), (("g",), [1.0, 0.0]):
-        run.parts.functions = (SimpleNamespace(name="f"),)
+        run.parts.functions = (SimpleNamespace(name="f", weight=0.0),)
         query = run.parts.queries.train[order(0, 40)[0]]
         own = replace(sample_of(query, [5]), versions=((7, 1),))
         (group,) = samples.scored([Group(samples=(own, own))], (9.0, 9.0)).groups
@@ -281,3 +282,16 @@ def test_where_every_group_has_signal_dynamic_sampling_changes_no_bit() -> None:
     train(recipe_of("plain", *base), reward=varied)
     train(recipe_of("dynamic", *base, *DYNAMIC), reward=varied)
     assert differing(result("dynamic"), result("plain")) == []
+
+
+def test_a_reward_that_applies_to_nothing_ends_the_run_at_its_first_step() -> None:
+    with pytest.raises(UserError, match="any of the first step's 32 responses: each returned None"):
+        train(recipe_of("none", "cold_start.steps=0"), reward=lambda completions, **_: [None] * len(completions))
+    late = {"calls": 0}
+
+    def judge(completions: list[str], trainer_state: TrainerState, **_: Any) -> list[float | None]:
+        late["calls"] += trainer_state.global_step > 0
+        return [1.0 if trainer_state.global_step == 0 else None] * len(completions)
+
+    train(recipe_of("later", "cold_start.steps=0", "steps=2", "evaluation.num_queries=0"), reward=judge)
+    assert late["calls"]

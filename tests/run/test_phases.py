@@ -221,6 +221,7 @@ def test_a_phase_that_begins_as_a_run_is_resumed_is_said() -> None:
         ("when: {metric: reward/mean}, rollout: {max_new_tokens: 9}", "phases.0.when: give above, below or both"),
         ("when: {metric: reward/mean, above: 1, below: 0}, rollout: {max_new_tokens: 9}", "phases.0.when: give above"),
         ("when: {metric: reward/meen, above: 1}, rollout: {max_new_tokens: 9}", "no metric is called reward/meen"),
+        ("when: {metric: critic/loss, above: 1}, rollout: {max_new_tokens: 9}", "with actor.advantage: gae only"),
         ("when: {metric: time/total_seconds, above: 1}, rollout: {max_new_tokens: 9}", "depends on the machine"),
         (
             "when: {metric: evaluation/held_out/pass_at_1, above: 1}, rollout: {max_new_tokens: 9}",

@@ -56,6 +56,11 @@ def test_what_does_not_exist_of_an_evaluation_is_not_told_as_a_number() -> None:
     assert "pass@1 (held_out)  – before → 1.000 after\n" in text
 
 
+def test_an_evaluation_in_which_every_response_has_failed_is_not_what_the_run_began_with() -> None:
+    failed = {**evaluated(0, 0.0, 0.0), f"{PREFIX}/failed_fraction": 1.0}
+    assert "0.510 ± 0.020 before → 0.900 ± 0.010 after" in shown([failed, *LINES])
+
+
 def test_the_held_out_reward_is_in_the_table_where_it_is_another_number_than_pass_at_1() -> None:
     rewards = ({f"{PREFIX}/reward_mean": mean, f"{PREFIX}/reward_standard_error": 0.25} for mean in (6.0, 7.0))
     told = shown([{**line, **next(rewards)} for line in (LINES[0], LINES[-1])])

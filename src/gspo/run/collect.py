@@ -54,6 +54,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable
     chosen = sorted(order[: sampling.queries_per_step])
+    _check_judged(run, progress, groups)
     return replace(
         together(rounds, run.parts.functions),
         groups=tuple(groups[number] for number in chosen),
@@ -61,6 +62,15 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
         version=source.version,
         num_too_old=source.num_too_old,
     )
+
+
+def _check_judged(run: Run, progress: Progress, groups: Sequence[Group]) -> None:
+    """Raise UserError where the first step has no reward at all: no later one would have any."""
+    scores = [sample.score for group in groups for sample in group.samples if sample.score]
+    is_judged = any(score.failure or score.reward is not None for score in scores)
+    if progress.steps == 0 and not is_judged and not run.recipe.teacher.is_on:
+        what = f"no reward function applies to any of the first step's {len(scores)} responses: each returned None"
+        raise UserError(what, where="reward", fix="return a number for what it can judge; then resume")
 
 
 def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) -> list[Drawn]:
@@ -97,12 +107,13 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     return together([scored[each] for each in drawn], functions)
 
 
-def _functions(run: Run) -> list[RewardFunction]:
+def _functions(run: Run) -> Sequence[RewardFunction]:
     """The reward functions, with the weights of the step under way."""
+    if not any(phase.reward_weights for phase in run.recipe.phases):
+        return run.parts.functions
     rewards = run.recipe.at(run.progress.steps + 1, run.progress.phases_begun).reward
-    weights = [reward.weight for reward in rewards or run.parts.functions]
-    given = zip(run.parts.functions, weights, strict=True)
-    return [replace(function, weight=weight) for function, weight in given]
+    given = zip(run.parts.functions, rewards, strict=True)
+    return [replace(function, weight=reward.weight) for function, reward in given]
 
 
 def _without_failures(drawn: Drawn) -> Drawn:

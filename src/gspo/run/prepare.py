@@ -229,9 +229,28 @@ def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
         if metric and (definition_of(metric) is None or is_of_another_set):
             fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)
             raise UserError(f"no metric is called {metric}", where=key, fix=fix)
+        if metric and (needed := _needed_for(recipe).get(metric.partition("/")[0])):
+            raise UserError(f"a run has {metric} with {needed} only", where=key, fix="set that, or name another metric")
         if key.startswith("phases.") and (metric == "phase" or metric.startswith(("time/", "throughput/", "memory/"))):
             what = f"{metric} depends on the machine, or on the phases, and a resumed run would have other phases"
             raise UserError(what, where=key, fix="name a metric of the responses or of the update")
+
+
+def _needed_for(recipe: Recipe) -> dict[str, str]:
+    """Return what the recipe lacks for families of metrics."""
+    rollout, actor = recipe.rollout, recipe.actor
+    needs: dict[str, tuple[str, object]] = {
+        "critic": ("actor.advantage: gae", actor.advantage == "gae"),
+        "curriculum": ("queries.sampler: difficulty", recipe.queries.sampler == "difficulty"),
+        "queries": ("queries.sources", recipe.queries.sources),
+        "reference": ("actor.kl.coefficient", actor.kl.coefficient),
+        "staleness": ("rollout.max_staleness", rollout.max_staleness),
+        "source": ("rollout.max_staleness", rollout.max_staleness),
+        "teacher": ("a teacher", recipe.teacher.is_on),
+        "tools": ("rollout.tools, mcp, environment or agent", rollout.has_turns),
+        "turns": ("rollout.tools, mcp, environment or agent", rollout.has_turns),
+    }
+    return {family: needed for family, (needed, is_there) in needs.items() if not is_there}
 
 
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:

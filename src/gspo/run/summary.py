@@ -207,6 +207,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
+    # One of which every response has failed says nothing of the model.
+    evaluated = [line for line in evaluated if not any(k.endswith("/failed_fraction") and line[k] == 1 for k in line)]
     for measure in measures(evaluated) if len(evaluated) > 1 else ():
         before, after = measured(evaluated[0], measure), measured(evaluated[-1], measure)
         yield measure.label, f"{before} before → {after} after"
