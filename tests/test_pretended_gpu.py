@@ -63,14 +63,17 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
-    """All runs, one after another in one process, by "cuda_dense" and such."""
+def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Mapping[str, Ran]:
+    """All runs that tests will look at, one after another in one process, by "cuda_dense" and such."""
     directory = tmp_path_factory.mktemp("pretended")
     save_small_model(directory / "model")
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    needed = {item.callspec.params.get("name") for item in items if item.path == request.path}
     commands = {
         f"{device}_{name}": ["train", str(recipe), f"name={device}_{name}", *words, f"model.device={device}", *rest]
         for cases, devices, rest in ((EXACT, ("cpu", "cuda"), [FLOAT32]), (ONLY_RUN, ("cuda",), []))
         for name, (recipe, words) in cases.items()
+        if name in needed
         for device in devices
     }
     given = "".join(f"{json.dumps(words)}\n" for words in commands.values())

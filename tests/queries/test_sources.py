@@ -1,8 +1,10 @@
 """Several sources of queries: how much is taken of each, that no query is taken twice too soon, and bad recipes."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +66,15 @@ def test_rows_are_of_all_sources_each_holds_some_out_and_none_of_these_is_traine
     assert Counter(row.source for row in rows.held_out) == {"easy": 4, "hard": 5}
     assert rows.train[0].id == "easy:1" and len({row.id for row in (*rows.train, *rows.held_out)}) == 89
     assert not {str(row.prompt) for row in rows.train} & {str(row.prompt) for row in rows.held_out}
+
+
+def test_what_one_source_holds_out_no_other_trains_on(recipe_of: RecipeOf, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": str(n)}) + "\n" for n in range(30)))
+    both = {"one": {"path": str(path)}, "two": {"path": str(path), "limit": 20}}
+    rows = load_rows(recipe_of(queries={"sources": both}, evaluation={"num_queries": 3}))
+    held_out = {row.prompt for row in rows.held_out}
+    assert len(rows.held_out) == 3 and not held_out & {row.prompt for row in rows.train}
 
 
 @pytest.mark.parametrize(
