@@ -98,6 +98,8 @@ def _of_value(message: str, key: str, value: Any) -> str:
     meaning = (field and field.description) or "see docs/reference/recipe.md"
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", meaning)  # without links
     advice = did_you_mean(shown(value), re.findall(r"'(\w+)'", message), meaning, cutoff=0.5)
+    if message.endswith("a list") and isinstance(value, str):
+        advice = f"write {[value]}"
     return f"{message}, not {shown(value)}: {advice}"
 
 
