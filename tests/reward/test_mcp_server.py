@@ -199,6 +199,12 @@ def test_what_is_no_server_is_refused_with_the_reason(server: str, why: str, loa
     assert "see what it prints" in str(error.value) and "TaskGroup" not in str(error.value)
 
 
+def test_a_server_without_tools_is_refused(loaded: Any) -> None:
+    Path("empty.py").write_text('from mcp.server.mcpserver import MCPServer\nMCPServer("empty").run()\n')
+    with pytest.raises(UserError, match="the server has no tools"):
+        loaded(f"{shlex.quote(sys.executable)} empty.py")
+
+
 def test_two_servers_with_a_tool_of_one_name_are_refused(loaded: Any) -> None:
     with pytest.raises(UserError, match="two tools are named add"):
         loaded(COMMAND, f"{COMMAND} stdio")

@@ -168,7 +168,7 @@ def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
     assert "reward      agent: what it returns" in said and "shows the model no tools" in said
     faults: tuple[tuple[list[str], str], ...] = (
         (["rollout.agent=my_agent.py:none"], "has no function 'none'"),
-        (["rollout.agent=my_agent.py:solve", "rollout.tools=[calculator]"], "give one of rollout.tools"),
+        (["rollout.agent=my_agent.py:solve", "rollout.tools=[calculator]"], "rollout.agent has tools of its own"),
         ([], "reward: agent is what rollout.agent returns"),
         (["rollout.agent=my_agent.py:wrong", "steps=1"], r"wrong raises ValueError: no such tool, at .*my_agent\.py:"),
         (["rollout.agent=my_agent.py:odd", "steps=1"], "odd returns 1000.*, which is no finite number"),

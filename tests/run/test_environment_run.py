@@ -81,17 +81,29 @@ def double(prompts, completions, environment_rewards, **columns):
 
 def no_class(): ...
 '''
+DOUBLE = '''
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: What is doubled.
+    """
+    return f"doubled {2 * number}"
+'''
 KEYS = ("cold_start.steps=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=100", "reward=environment")
 
 
 class _Digits:
     """Each digit that an untrained policy writes is a call."""
 
-    @staticmethod
-    def findall(text: str) -> list[str]:
-        return [
-            json.dumps({"name": "add", "arguments": {"number": int(d)}}) for d in text if d.isdecimal() and d.isascii()
-        ]
+    others = ""  # digits that call double
+
+    @classmethod
+    def findall(cls, text: str) -> list[str]:
+        digits = [digit for digit in text if digit.isdecimal() and digit.isascii()]
+        names = ["double" if digit in cls.others else "add" for digit in digits]
+        arguments = [{"number": int(digit)} for digit in digits]
+        return [json.dumps({"name": name, "arguments": own}) for name, own in zip(names, arguments, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +193,25 @@ def test_a_function_judges_by_the_environments_reward_what_the_policy_wrote_behi
             assert line["reward"] == pytest.approx((int(said[-1].split(": ")[1]) if said else 0) / 5)
 
 
+def test_tools_stand_beside_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Digits, "others", "456789")
+    Path("others.py").write_text(DOUBLE)
+    keys = [*KEYS, "steps=1", "rollout.environment=game.py:Game", "evaluation.num_queries=0"]
+    recipe = recipe_of("beside", *keys, "rollout.tools=['others.py:double']")
+    named = [line.split()[1].partition("(")[0] for line in check(recipe) if line.startswith("tool ")]
+    assert sorted(named) == ["add", "close", "double", "wait"]
+    train(recipe)
+    answers = [text.split("\n") for line in lines_of("beside") for role, text, _ in line["turns"] if role == "tool"]
+    assert any("doubled" in said for answer in answers for said in answer)
+    for line in lines_of("beside"):  # doubling has no part in an environment's state
+        said = [entry for role, text, _ in line["turns"] if role == "tool" for entry in text.split("\n")]
+        totals = [entry.split(": ") for entry in said if "doubled" not in entry]
+        assert [int(count) for count, _ in totals] == [*range(1, len(totals) + 1)]
+    Path("others.py").write_text(DOUBLE.replace("def double", "def add"))
+    with pytest.raises(UserError, match=r"rollout\.tools or rollout\.environment: two tools are named add"):
+        list(check(recipe_of("twice", *keys, "rollout.tools=['others.py:add']")))
+
+
 def test_a_wrong_class_is_refused_by_check_too() -> None:
     recipe = recipe_of("check", *KEYS, "rollout.environment=game.py:Demanding", "evaluation.num_queries=0")
     with pytest.raises(UserError, match=r"Demanding\.__init__ raises TypeError"):
@@ -214,10 +245,6 @@ def test_an_environment_that_cannot_be_is_one_message(name: str, sentence: str) 
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (
-            ["rollout.tools=[calculator]", "rollout.environment=game.py:Game"],
-            "give one of rollout.tools or mcp, rollout.environment",
-        ),
         (["reward=environment"], "reward: environment is what rollout.environment gives"),
         (
             ["evaluation.suites=[{name: s, queries: {path: s.jsonl}, reward: environment}]"],

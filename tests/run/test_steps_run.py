@@ -9,6 +9,7 @@ import pytest
 from tests.breaking_off import SAMPLING, differing, recipe_of, result, train
 
 from gspo.check import check
+from gspo.errors import UserError
 from gspo.recipe.load import load_recipe
 from gspo.run.plain_files import read_json_lines
 
@@ -91,3 +92,8 @@ def test_a_run_broken_off_in_an_environment_is_the_unbroken_one(broken_off: Call
 def test_check_says_how_what_an_environment_says_is_written() -> None:
     lines = "\n".join(check(load_recipe(Path(__file__).parents[2] / "recipes" / "quiz.yaml")))
     assert 'environment as plain text, which are not trained on: "ANSWER"' in lines
+
+
+def test_tools_beside_an_environment_that_answers_each_turn_are_refused() -> None:
+    with pytest.raises(UserError, match="step of .* answers each turn, and nobody calls"):
+        list(check(recipe_of("tools", *KEYS, "rollout.tools=[calculator]")))

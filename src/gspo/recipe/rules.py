@@ -112,8 +112,8 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         """rollout.segment_separator with rollout.tools, environment or agent: a response of several turns is not cut
         into segments; leave one out
         """: rollout.has_turns and rollout.segment_separator is not None,
-        """give one of rollout.tools or mcp, rollout.environment, whose methods are its tools, and rollout.agent
-        """: bool(rollout.tools or rollout.mcp) + (rollout.environment is not None) + (rollout.agent is not None) > 1,
+        """rollout.agent has tools of its own, and nobody calls rollout.tools, mcp or environment; leave one out
+        """: rollout.agent and (rollout.tools or rollout.mcp or rollout.environment),
         """rollout.agent writes its own messages: queries.system and template say nothing to it; leave them out (but for
         demonstrations of a cold start)
         """: rollout.agent and (recipe.queries.system or recipe.queries.template) and not recipe.cold_start.steps,

@@ -42,23 +42,28 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
 
     What processes print goes to the file descriptor `output`.
     """
-    environment, agent = None, None
+    environment, agent, tools, functions = None, None, list[Tool](), list[RewardFunction]()
     if settings.agent is not None:
         agent, function = _agent(settings.agent, settings, output)
-        tools, functions = list[Tool](), [function]
-    elif settings.environment is not None:
+        functions.append(function)
+    if settings.environment is not None:
         environment, tools, functions = _environment(settings.environment, settings, output)
-    else:
-        functions = [_function(name, settings, output) for name in settings.tools]
-        tools = [_tool(name, own, settings) for name, own in zip(settings.tools, functions, strict=True)]
-        for server in settings.mcp:
-            function, own_tools = _mcp_server(server, settings, output)
-            functions, tools = [*functions, function], [*tools, *own_tools]
-    names = [tool.name for tool in tools]
-    where = "rollout.tools or rollout.mcp" if settings.environment is None else "rollout.environment"
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
     by_steps = environment is not None and environment.by_steps
+    if by_steps and (settings.tools or settings.mcp):
+        what = f"step of {settings.environment} answers each turn, and nobody calls rollout.tools or mcp"
+        fix = "leave them out, or write methods in place of step: they are tools, too"
+        raise UserError(what, where="rollout.environment", fix=fix)
+    for name in settings.tools:
+        function = _function(name, settings, output)
+        functions, tools = [*functions, function], [*tools, _tool(name, function, settings)]
+    for server in settings.mcp:
+        function, own_tools = _mcp_server(server, settings, output)
+        functions, tools = [*functions, function], [*tools, *own_tools]
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        places = {"tools": settings.tools, "mcp": settings.mcp, "environment": settings.environment}
+        where = " or ".join(f"rollout.{key}" for key, is_given in places.items() if is_given)
+        raise UserError(f"two tools are named {twice}", where=where, fix="rename one of them")
     bridge = Bridge(tokenizer, queries, [tool.schema for tool in tools], as_user=by_steps)
     if agent is not None and bridge.role is None:
         fix = "use an instruct model's tokenizer (model.tokenizer)"
@@ -95,7 +100,7 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
     call = find_tool(name)
     is_class = isinstance(call, type)
-    if is_class and settings.environment is None:
+    if is_class and name != settings.environment:
         fix = f"set rollout.environment: {name}, whose methods are the tools"
         raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
     places = PLACES if call is Python else None  # to wait for one takes nothing of a call's time
@@ -123,6 +128,9 @@ def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[Rewa
         function.host.close()
         fix = "see what it prints; a server is the command that starts it, such as python server.py, or http://host:8000/mcp"
         raise UserError(listed.failure.message.removeprefix(f"MCP server {server}: "), where=where, fix=fix)
+    if not (schemas := json.loads(listed.text)):
+        function.host.close()
+        raise UserError("the server has no tools", where=where, fix="leave it out, or see what it offers")
 
     def tool(schema: Mapping[str, Any]) -> Tool:
         async def make(session: str, arguments: Mapping[str, Any]) -> Result:
@@ -132,7 +140,7 @@ def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[Rewa
         name = schema["function"]["name"]
         return Tool(name=name, schema=schema, call=make)
 
-    return function, [tool(schema) for schema in json.loads(listed.text)]
+    return function, [tool(schema) for schema in schemas]
 
 
 def _hosted(name: str, call: Callable[..., Any], host: Processes, seconds: float) -> RewardFunction:

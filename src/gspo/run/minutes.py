@@ -168,5 +168,5 @@ def operations(recipe: Recipe) -> float:
 def in_words(seconds: float) -> str:
     """Return such as 40 s, 12 minutes or 3.5 hours."""
     if seconds < 100:
-        return f"{seconds:.2g} s"
+        return f"{float(f'{seconds:.2g}'):g} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
