@@ -306,6 +306,7 @@ def test_the_reference_is_the_codes() -> None:
 
 
 EXPERTS = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
+SUMS = "task: chain_sum, max_terms: 3, min_digits: 1, max_digits: 1, size: 32"
 REWARDS = "[{function: exact_match}, {function: format, options: {pattern: '<answer>'}}]"
 RUNS = {  # together, every part that logs numbers of its own
     "experts, several rewards, evaluations": [
@@ -322,6 +323,8 @@ RUNS = {  # together, every part that logs numbers of its own
     "value model, KL in the loss, a reward that logs": [
         *("actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty", "reward=LOGS:right"),
         *("rollout.tools=[calculator]", "teacher.prompt='{prompt} {answer}'"),
+        "queries.procedural=null",
+        f"queries.sources={{sums: {{procedural: {{{SUMS}}}}}}}",
     ],
     "dynamic sampling, corrections, KL in the reward": [
         *("rollout.dynamic_sampling=true", "queries.sampler=difficulty"),

@@ -230,8 +230,11 @@ def test_none_leaves_a_response_out_of_its_group_and_of_the_mean() -> None:
         assert (line["advantage"] == 0) == left_out
 
 
-def test_a_reward_that_never_applies_trains_nothing_and_says_so() -> None:
-    outcome = run(recipe_of("steps=1"), queries=ROWS, reward=lambda completions, **_: [None] * len(completions))
+def test_a_step_in_which_no_reward_applies_trains_nothing_and_says_so() -> None:
+    def judge(completions: list[str], trainer_state: Any, **_: Any) -> list[float | None]:
+        return [None if trainer_state.global_step else float(len(text) % 2) for text in completions]
+
+    outcome = run(recipe_of("steps=2"), queries=ROWS, reward=judge)
     assert outcome.metrics[-1]["reward/unscored_fraction"] == 1
     assert outcome.metrics[-1]["policy/grad_norm"] == 0
     assert "unscored" in outcome.diagnoses

@@ -95,5 +95,5 @@ def test_check_says_how_what_an_environment_says_is_written() -> None:
 
 
 def test_tools_beside_an_environment_that_answers_each_turn_are_refused() -> None:
-    with pytest.raises(UserError, match="step of .* answers each turn, and nobody calls"):
+    with pytest.raises(UserError, match=r"step of .* answers each turn, and nobody calls"):
         list(check(recipe_of("tools", *KEYS, "rollout.tools=[calculator]")))
