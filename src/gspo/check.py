@@ -1,6 +1,7 @@
 """`gspo check`: it tests everything about a recipe that does not need the weights."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -107,6 +108,9 @@ def _model_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
     queries, query, pairs = inputs.queries, inputs.queries.train[0], inputs.pairs
     yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
+    counts, shares = Counter(own.source for own in queries.train), recipe.queries.shares
+    if shares:
+        yield f"sources     {', '.join(f'{name} {counts[name]:,} at {share:.0%}' for name, share in shares.items())}"
     is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
     is_put = is_text and is_default and getattr(inputs.tokenizer, "chat_template", None)
     how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""

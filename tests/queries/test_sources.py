@@ -11,7 +11,7 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.queries.order import indices_of_source, sources_of
-from gspo.queries.source import load_rows
+from gspo.queries.source import load_rows, render_rows
 from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
@@ -104,3 +104,16 @@ def test_a_source_has_as_many_queries_as_a_step_may_take_of_it(recipe_of: Recipe
     with pytest.raises(UserError, match="takes 3 different queries and the data has 2") as error:
         load_rows(recipe_of(queries={"sources": few, "weights": {"easy": 5, "few": 3}}, **options))
     assert error.value.where == "queries.sources.few"
+
+
+def test_what_is_left_out_for_its_length_must_leave_a_step_enough_of_each_source(
+    recipe_of: RecipeOf, tokenizer: Any, tmp_path: Path
+) -> None:
+    for name, prompt in (("short", "1?"), ("long", "what is one and one and one?")):
+        rows = "".join(json.dumps({"prompt": f"{n} {prompt}", "answer": "1"}) + "\n" for n in range(9))
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    both = {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in ("short", "long")}
+    queries = {"sources": both, "max_prompt_tokens": 12, "overlong": "filter"}
+    recipe = recipe_of(queries=queries, rollout={"queries_per_step": 4}, evaluation={"num_queries": 0})
+    with pytest.raises(UserError, match=r"of 2 queries of queries\.sources\.long that a step takes 0 are left"):
+        render_rows(load_rows(recipe), tokenizer, recipe=recipe, max_positions=None)

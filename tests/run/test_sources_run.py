@@ -55,6 +55,7 @@ def test_sources_are_taken_by_their_weights_judged_by_their_functions_and_shifte
     note = "from step 3: queries.weights.hard 1, reward_weights.shorter 0.25"
     assert note in text.getvalue() and f"phase 1     {note}" in [*check(recipe)]
     assert sum(line.startswith("reward      format: ") for line in check(recipe)) == 1
+    assert "sources     easy 40 at 75%, hard 40 at 25%" in check(recipe)
 
 
 def test_a_run_over_sources_broken_off_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:

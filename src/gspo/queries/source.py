@@ -94,15 +94,13 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
 def _rows_of_sources(recipe: Recipe) -> RowSet:
     """The rows of each source, of which each holds out its part of what is asked for; ids begin with its name."""
     train, held_out, sources = list[Row](), list[Row](), recipe.queries.sources
-    asked, size, of_file = recipe.evaluation.num_queries, recipe.rollout.queries_per_step, recipe.evaluation.path
-    recipes = (recipe, *recipe.recipes_of_phases)
+    asked, of_file = recipe.evaluation.num_queries, recipe.evaluation.path
     for number, (name, source) in enumerate(sources.items()):
         own = {**vars(source), "prompt": source.prompt or recipe.queries.prompt, "sources": {}, "weights": {}}
         own_queries = recipe.queries.model_copy(update=own)
         share = asked if of_file else (asked + number) // len(sources)
         evaluation = recipe.evaluation.model_copy(update={"num_queries": share})
-        most = math.ceil(size * max(each.queries.shares[name] for each in recipes))
-        rollout = recipe.rollout.model_copy(update={"queries_per_step": max(1, most)})
+        rollout = recipe.rollout.model_copy(update={"queries_per_step": 1})
         own_recipe = recipe.model_copy(update={"queries": own_queries, "evaluation": evaluation, "rollout": rollout})
         try:
             rows = load_rows(own_recipe)
@@ -115,7 +113,25 @@ def _rows_of_sources(recipe: Recipe) -> RowSet:
         else:
             held_out += [_of_source(row, name, f"{name}-held-out") for row in rows.held_out]
     excluded = {str(row.prompt) for row in held_out}
-    return RowSet(train=tuple(row for row in train if str(row.prompt) not in excluded), held_out=tuple(held_out))
+    train = [row for row in train if str(row.prompt) not in excluded]
+    if few := _too_few_of_a_source(recipe, train):
+        name, most, number = few
+        what = f"a step takes {most} different queries and the data has {number} for training"
+        fix = "lower rollout.queries_per_step, evaluation.num_queries or its weight, or give more data"
+        raise UserError(what, where=f"queries.sources.{name}", fix=fix)
+    return RowSet(train=tuple(train), held_out=tuple(held_out))
+
+
+def _too_few_of_a_source(recipe: Recipe, train: Sequence[Row | Query]) -> tuple[str, int, int] | None:
+    """Return a source that has fewer queries than a step may take of it, these, and how many it has."""
+    recipes = (recipe, *recipe.recipes_of_phases)
+    for name in recipe.queries.sources:
+        share = max(each.queries.shares[name] for each in recipes)
+        most = max(1, math.ceil(recipe.rollout.queries_per_step * share - 1e-9))  # but for rounding
+        number = sum(row.source == name for row in train)
+        if number < most:
+            return name, most, number
+    return None
 
 
 def _of_source(row: Row, name: str, prefix: str | None = None) -> Row:
@@ -229,8 +245,10 @@ def render_rows(
     fix = f"lower {length_key}, use a model with more positions, or leave them out: queries.overlong: filter"
     if queries.overlong == "error":
         raise UserError(what, where=longest.id, fix=fix)
-    if (train and len(fitting[0]) < recipe.rollout.queries_per_step) or (held_out and not fitting[1]):
+    few = _too_few_of_a_source(recipe, fitting[0]) if train else None
+    if few or (train and len(fitting[0]) < recipe.rollout.queries_per_step) or (held_out and not fitting[1]):
         rest = f"{len(fitting[0])} training and {len(fitting[1])} held-out queries"
+        rest = f"of {few[1]} queries of queries.sources.{few[0]} that a step takes {few[2]}" if few else rest
         fix = f"lower {length_key}, or give more data"
         raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix=fix)
     return QuerySet(train=fitting[0], held_out=fitting[1])
