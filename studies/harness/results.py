@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Result:
     evaluated_tokens: Sequence[float]  # the mean length of the evaluated responses, before and after
     series: Mapping[str, Sequence[float | None]]  # by metric, a number a step
     means: Mapping[str, Sequence[float]]  # of metrics that are lists, over the steps
+    suites: Mapping[str, Sequence[float]] = field(default_factory=dict)  # pass@1 of each suite, before and after
 
     def save(self, path: Path) -> None:
         """Write it, a line a field or metric, whole or not at all."""
@@ -117,6 +118,7 @@ def collect(
         evaluated_tokens=_evaluated(lines, "mean_tokens"),
         series=series,
         means={name: _column_means(step[name] for step in steps if name in step) for name in LISTS},
+        suites={own["name"]: _evaluated(lines, "pass_at_1", own["name"]) for own in recipe["evaluation"]["suites"]},
     )
 
 
@@ -131,8 +133,8 @@ def _forward_equivalents(step: Mapping[str, Any], recipe: Mapping[str, Any]) -> 
     return float(GENERATED * generated + RECOMPUTED * later * trained + TRAINED * trained)
 
 
-def _evaluated(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    key = f"evaluation/held_out/{name}"
+def _evaluated(lines: Iterable[Mapping[str, Any]], name: str, suite: str = "held_out") -> list[float]:
+    key = f"evaluation/{suite}/{name}"
     return [line[key] for line in lines if key in line]
 
 
