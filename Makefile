@@ -17,7 +17,7 @@ REAL := tests/test_real_model.py tests/test_pretended_gpu.py tests/test_engines_
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` and tests/nightly.txt have (about 10 minutes on 2 cores)
+test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` and tests/nightly.txt have (about 17 minutes on 2 cores)
 	$(PYTEST) -m "not browser$(if $(NIGHTLY),, and not nightly)" $(addprefix --ignore=,tests/faults tests/launch $(REAL)) $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
@@ -51,7 +51,7 @@ soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroke
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
 
 STUDY ?= gspo_vs_grpo
-study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes), staleness (an hour), turns (half an hour) or engine_likelihoods (40 minutes, make vllm first): what has no result yet, then its page
+study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes), staleness (an hour), turns (half an hour), growth (20 minutes) or engine_likelihoods (40 minutes, make vllm first): what has no result yet, then its page
 	$(VENV)/bin/python -m studies.$(STUDY).run $(ARGS)
 	$(VENV)/bin/python -m studies.$(STUDY).page
 

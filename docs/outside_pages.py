@@ -15,6 +15,7 @@ OUTSIDE = (
     "studies/engine_likelihoods/README.md",
     "studies/staleness/README.md",
     "studies/turns/README.md",
+    "studies/growth/README.md",
     "studies/baselines/README.md",
 )
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")

@@ -78,7 +78,7 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a browser and what is nightly; the long files come first, then those of many tests."""
     lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
-    nightly = [line.split(" & ") for line in lines if not line.startswith("#")]
+    nightly = [line.split(" & ") for line in lines if line and not line.startswith("#")]
     sizes = Counter(item.path for item in items)
     order = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: (order.get(item.path.name, len(order)), -sizes[item.path]))

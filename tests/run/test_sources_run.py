@@ -58,8 +58,14 @@ def test_sources_are_taken_by_their_weights_judged_by_their_functions_and_shifte
     assert "sources     easy 40 at 75%, hard 40 at 25%" in check(recipe)
 
 
-def test_a_run_over_sources_broken_off_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
-    keys = [*KEYS, "steps=4", "rollout.dynamic_sampling=true", "rollout.max_rounds=3"]
+AHEAD = ("rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine")
+
+
+@pytest.mark.parametrize("others", [("rollout.dynamic_sampling=true", "rollout.max_rounds=3"), AHEAD])
+def test_a_run_over_sources_broken_off_is_the_unbroken_one(
+    others: tuple[str, ...], broken_off: Callable[..., Any]
+) -> None:
+    keys = [*KEYS, "steps=4", *others]
     train(recipe_of("unbroken", *keys))
     broken_off(recipe_of("broken", *keys), SAMPLING, 3)
     broken_off(recipe_of("broken", *keys), ROUND, 2, resume=True)
@@ -75,3 +81,26 @@ def test_groups_sampled_ahead_are_weighed_as_the_step_is_that_trains_on_them() -
     for row in rows_of("ahead", 3):
         assert row["reward"] == pytest.approx((row["rewards"]["format"] or 0.0) + 0.25 * row["rewards"]["shorter"])
     assert logged(Path("runs/ahead/metrics.jsonl"))[3]["phase"] == 1
+
+
+def test_a_small_source_does_not_end_the_rounds_of_dynamic_sampling() -> None:
+    small = f"queries.sources.small={{procedural: {{{TASK.replace('40', '2')}, min_terms: 3, max_terms: 3}}}}"
+    keys = [*KEYS, "phases=[]", small, "queries.weights={small: 1, hard: 1}"]
+    keys += ["reward={function: format, options: {pattern: never}}"]
+    train(recipe_of("rounds", *keys, "rollout.dynamic_sampling=true", "rollout.max_rounds=3", "steps=4"))
+    lines = logged(Path("runs/rounds/metrics.jsonl"))[1:]
+    assert all(line["group/sampled"] == 12 for line in lines)  # three rounds of four: rewards are equal
+    assert all(line["queries/small/sampled"] == 2 for line in lines)
+
+
+def test_what_python_stands_in_for_has_no_keys_left_that_speak_of_it() -> None:
+    rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(9)]
+    with pytest.raises(UserError, match=r"reward\.sources, phases\.queries\.weights: queries come from Python"):
+        train(recipe_of("rows", *KEYS), queries=rows)
+    with pytest.raises(UserError, match=r"phases\.reward_weights: the reward comes from Python"):
+        train(recipe_of("judge", *KEYS), reward=lambda completions, **_: [1.0 for _ in completions])
+
+
+def test_a_metric_of_no_source_is_refused() -> None:
+    with pytest.raises(UserError, match="no metric is called queries/typo/reward_mean"):
+        [*check(recipe_of("typo", *KEYS, "checkpoint.best=queries/typo/reward_mean"))]

@@ -94,12 +94,15 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
 def _rows_of_sources(recipe: Recipe) -> RowSet:
     """The rows of each source, of which each holds out its part of what is asked for; ids begin with its name."""
     train, held_out, sources = list[Row](), list[Row](), recipe.queries.sources
-    asked, of_file = recipe.evaluation.num_queries, recipe.evaluation.path
+    asked, path = recipe.evaluation.num_queries, recipe.evaluation.path
+    if path is not None:
+        rows_of_file = _read(path, recipe.queries, split=recipe.evaluation.split) if asked else []
+        held_out, asked = distinct(rows_of_file)[:asked], 0
     for number, (name, source) in enumerate(sources.items()):
         own = {**vars(source), "prompt": source.prompt or recipe.queries.prompt, "sources": {}, "weights": {}}
         own_queries = recipe.queries.model_copy(update=own)
-        share = asked if of_file else (asked + number) // len(sources)
-        evaluation = recipe.evaluation.model_copy(update={"num_queries": share})
+        share = {"num_queries": (asked + number) // len(sources), "path": None}
+        evaluation = recipe.evaluation.model_copy(update=share)
         rollout = recipe.rollout.model_copy(update={"queries_per_step": 1})
         own_recipe = recipe.model_copy(update={"queries": own_queries, "evaluation": evaluation, "rollout": rollout})
         try:
@@ -108,10 +111,8 @@ def _rows_of_sources(recipe: Recipe) -> RowSet:
             where = f"queries.sources.{name}" + f", {error.where}" * (error.where not in (None, "queries"))
             raise UserError(error.what, where=where, fix=error.fix) from None
         train += [_of_source(row, name) for row in rows.train]
-        if of_file:
-            held_out = [*rows.held_out]
-        else:
-            held_out += [_of_source(row, name, f"{name}-held-out") for row in rows.held_out]
+        held_out += [_of_source(row, name, f"{name}-held-out") for row in rows.held_out]
+    held_out = distinct(held_out)
     excluded = {str(row.prompt) for row in held_out}
     train = [row for row in train if str(row.prompt) not in excluded]
     if few := _too_few_of_a_source(recipe, train):

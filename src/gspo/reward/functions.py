@@ -152,11 +152,11 @@ def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tup
     It is needed where the data names a task whose verifier evaluates text, which is the data's. Raises
     UserError where this machine has no sandbox for it, and for a row with malformed tests of programs.
     """
-    evaluating = next((row for row in rows if not row.is_procedural and _task(row) in EVALUATING_TASKS), None)
     fitted = []
     for function in functions:
         where = f"reward function {function.name}, row "
         judged_rows = [row for row in rows if judging([function], row)]
+        evaluating = next((r for r in judged_rows if not r.is_procedural and _task(r) in EVALUATING_TASKS), None)
         if function.call is BUILT_IN["code"]:
             for row in judged_rows:
                 read_tests(row.columns, column=function.options.get("tests_column"), where=f"{where}{row.id}")

@@ -55,6 +55,9 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
         raise UserError(what, where="rollout.environment", fix=fix)
     for name in settings.tools:
         function = _function(name, settings, output)
+        if isinstance(function.call, type):
+            fix = f"set rollout.environment: {name}, whose methods are the tools"
+            raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
         functions, tools = [*functions, function], [*tools, _tool(name, function, settings)]
     for server in settings.mcp:
         function, own_tools = _mcp_server(server, settings, output)
@@ -100,9 +103,6 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
     call = find_tool(name)
     is_class = isinstance(call, type)
-    if is_class and name != settings.environment:
-        fix = f"set rollout.environment: {name}, whose methods are the tools"
-        raise UserError(f"{name} is a class", where="rollout.tools", fix=fix)
     places = PLACES if call is Python else None  # to wait for one takes nothing of a call's time
     host = Processes(
         name,

@@ -155,7 +155,7 @@ class Source:
         while (num_ready := self._put_first(number, taken)) < number or len(self.ahead) < self._most_ahead(number):
             others = [drawn.query.id for drawn in self.ahead[num_ready:]]
             known = {*taken, *(drawn.query.id for drawn in self.ahead)} if self.num_drawn_from is not None else set()
-            if len(known) == self.num_drawn_from:
+            if self.num_drawn_from is not None and len(known) >= self.num_drawn_from:
                 break
             if not known and num_ready < number and len({*others}) < len(others):  # an epoch lies between two of them
                 break

@@ -122,6 +122,21 @@ def _without_failures(drawn: Drawn) -> Drawn:
     return replace(drawn, group=None, reward_seconds={}, logged={}) if failed else drawn
 
 
+def _without_void_scores(drawn: Drawn) -> Drawn:
+    """Return what is to be scored again where no function has applied: one may have been mended."""
+    scores = [sample.score for sample in drawn.group.samples] if drawn.group else []
+    is_void = not any(score and (score.failure or score.reward is not None) for score in scores)
+    return replace(drawn, reward_seconds={}) if is_void else drawn
+
+
+def _num_drawn_from(run: Run, now: Recipe) -> int | None:
+    """The number of queries that batches may have, where one may have those of a batch before; None: in an order."""
+    train, shares = run.parts.queries.train, now.queries.shares
+    if shares:
+        return sum(shares[query.source] > 0 for query in train)
+    return len(train) if now.queries.sampler == "difficulty" else None
+
+
 def _source(run: Run, now: Recipe, progress: Progress) -> Source:
     """The run's source, set to the step under way."""
     sampling, is_vllm = progress.sampling(now.rollout), now.rollout.engine == "vllm"
@@ -137,13 +152,13 @@ def _source(run: Run, now: Recipe, progress: Progress) -> Source:
             queries_of=partial(_queries, run),
             batches_drawn=progress.batches_drawn,
             num_taken=dict(progress.num_taken),
-            ahead=[_without_failures(drawn) for drawn in progress.ahead],
+            ahead=[_without_void_scores(_without_failures(drawn)) for drawn in progress.ahead],
             score=partial(_score_ahead, run),
-            num_drawn_from=len(run.parts.queries.train) if run.recipe.queries.sampler == "difficulty" else None,
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )
     run.source.begin_step()
+    run.source.num_drawn_from = _num_drawn_from(run, now)
     run.source.sampling, run.source.version = sampling, run.trainer.policy_version
     run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
     return run.source

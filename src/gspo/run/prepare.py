@@ -34,6 +34,7 @@ from gspo.queries.source import (
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
+from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
 from gspo.reward.reply import TrainerState
@@ -181,6 +182,9 @@ def _try_functions(
     for source in dict.fromkeys(query.source for query in queries.train if trains):
         train, held_out = ([own for own in part if own.source == source] for part in (queries.train, queries.held_out))
         probed[source] = probe(train, held_out, judging(functions, train[0]), tokenizer, state=state, **options)
+    of_no_source = [own for own in queries.held_out if trains and not own.source and "" not in probed]
+    for function in functions if of_no_source else ():  # of evaluation.path, which all of them judge
+        arguments_of(of_no_source[0], (), function, state)
     judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
     judged = [([*queries.train, *queries.held_out], functions), *judged]
     return probed, [note for asked, judges in judged for note in own_answer_notes(asked, judges, tokenizer, **options)]
@@ -226,10 +230,14 @@ def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:
     watched |= {f"phases.{n}.when.metric": phase.when.metric for n, phase in enumerate(recipe.phases) if phase.when}
     for key, metric in watched.items():
         is_of_another_set = metric and metric.startswith("evaluation/") and not metric.startswith(tuple(homes))
-        if metric and (definition_of(metric) is None or is_of_another_set):
+        family, _, rest = (metric or "").partition("/")
+        is_of_no_source = (
+            family == "queries" and recipe.queries.sources and rest.split("/")[0] not in recipe.queries.sources
+        )
+        if metric and (definition_of(metric) is None or is_of_another_set or is_of_no_source):
             fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)
             raise UserError(f"no metric is called {metric}", where=key, fix=fix)
-        if metric and (needed := _needed_for(recipe).get(metric.partition("/")[0])):
+        if needed := _needed_for(recipe).get(family):
             raise UserError(f"a run has {metric} with {needed} only", where=key, fix="set that, or name another metric")
         if key.startswith("phases.") and (metric == "phase" or metric.startswith(("time/", "throughput/", "memory/"))):
             what = f"{metric} depends on the machine, or on the phases, and a resumed run would have other phases"

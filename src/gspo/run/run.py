@@ -222,7 +222,9 @@ class Run:
         if source is not None and self.recipe.rollout.max_staleness and self.progress.batch is None:
             # A step may be being collected: what it has so far is sampled, too.
             ahead = (*source.handed_over, *source.snapshot())
-            checkpointer.progress = replace(self.progress, ahead=ahead, batches_drawn=source.batches_drawn)
+            checkpointer.progress = replace(
+                self.progress, ahead=ahead, batches_drawn=source.batches_drawn, num_taken=dict(source.num_taken)
+            )
         if isinstance(error, DivergedError):
             return
         if not self.trainer.is_whole:

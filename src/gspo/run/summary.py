@@ -207,10 +207,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
-    # One of which every response has failed says nothing of the model.
-    evaluated = [line for line in evaluated if not any(k.endswith("/failed_fraction") and line[k] == 1 for k in line)]
     for measure in measures(evaluated) if len(evaluated) > 1 else ():
-        before, after = measured(evaluated[0], measure), measured(evaluated[-1], measure)
+        # An evaluation in which every response has failed says nothing of the model.
+        failed = f"{measure.name.rpartition('/')[0]}/failed_fraction"
+        own = [line for line in evaluated if line.get(failed) != 1] or evaluated
+        before, after = measured(own[0], measure), measured(own[-1], measure)
         yield measure.label, f"{before} before → {after} after"
     num_steps = sum(line["step"] > 0 for line in lines)
     few, means = first_and_last(lines)
