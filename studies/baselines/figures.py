@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from studies.baselines.arms import ARMS, TASKS
-from studies.harness.figures import plt, save
+from studies.harness.figures import draw_curve, plt, save
 from studies.harness.runs import Runs
-from studies.harness.summary import deviation, mean
+from studies.harness.summary import mean
 
 WINDOW = 4  # steps whose rewards are averaged
 
@@ -19,13 +19,7 @@ def draw_all(runs: Runs, output: Path) -> None:
         for axis, arm in zip(axes.flat, ARMS, strict=False):
             for results, colour in ((reference, "#999999"), (runs.of(task, arm), "#1f6fb4")):
                 curves = [_smooth(result.values("reward/mean")) for result in results.values()]
-                steps = list(zip(*curves, strict=False))
-                centres, spreads = [mean(own) for own in steps], [deviation(own) for own in steps]
-                places = range(WINDOW, WINDOW + len(steps))
-                axis.plot(places, centres, color=colour)
-                low = [centre - spread for centre, spread in zip(centres, spreads, strict=True)]
-                high = [centre + spread for centre, spread in zip(centres, spreads, strict=True)]
-                axis.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
+                draw_curve(axis, curves, first=WINDOW, shade=0.2, color=colour)
             axis.set_title(arm.label, fontsize=8)
         for axis in axes.flat[len(ARMS) :]:
             axis.set_axis_off()

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from studies.growth.jobs import ARMS, EXPERIMENT
-from studies.harness.figures import plt, save
+from studies.harness.figures import draw_curve, plt, save
 from studies.harness.runs import Runs
-from studies.harness.summary import deviation, mean
 
 COLOURS = {"phases": "#2a9d4a", "mixed": "#1f6fb4", "last": "#d1611c"}
 
@@ -17,13 +16,8 @@ def draw_all(runs: Runs, output: Path) -> None:
     charts = {"reward, of what the arm asks then": "reward/mean", "response tokens": "response/mean_tokens"}
     for axis, (title, metric) in zip(axes, charts.items(), strict=True):
         for arm in ARMS:
-            steps = [*zip(*(result.values(metric) for result in runs.of(EXPERIMENT, arm).values()), strict=False)]
-            centres, spreads = [mean(own) for own in steps], [deviation(own) for own in steps]
-            places = range(1, 1 + len(steps))
-            axis.plot(places, centres, color=COLOURS[arm.name], label=arm.label)
-            low = [centre - spread for centre, spread in zip(centres, spreads, strict=True)]
-            high = [centre + spread for centre, spread in zip(centres, spreads, strict=True)]
-            axis.fill_between(places, low, high, color=COLOURS[arm.name], alpha=0.15, linewidth=0)
+            curves = [result.values(metric) for result in runs.of(EXPERIMENT, arm).values()]
+            draw_curve(axis, curves, color=COLOURS[arm.name], label=arm.label)
         axis.set_title(title)
         axis.set_xlabel("step")
     axes[0].legend(frameon=False, fontsize=8)

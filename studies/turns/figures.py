@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from studies.harness.figures import plt, save
+from studies.harness.figures import draw_curve, plt, save
 from studies.harness.runs import Runs
-from studies.harness.summary import deviation, mean
 from studies.turns.jobs import ARMS, EXPERIMENT
 
 COLOURS = {"gspo": "#1f6fb4", "trajectory": "#7a4fb5", "turn": "#2a9d4a", "turn_own": "#d1611c"}
@@ -17,13 +16,8 @@ def draw_all(runs: Runs, output: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for axis, (title, metric) in zip(axes, {"reward": "reward/mean", "turns": "turns/mean"}.items(), strict=True):
         for arm in ARMS:
-            steps = [*zip(*(result.values(metric) for result in runs.of(EXPERIMENT, arm).values()), strict=False)]
-            centres, spreads = [mean(own) for own in steps], [deviation(own) for own in steps]
-            places = range(1, 1 + len(steps))
-            axis.plot(places, centres, color=COLOURS[arm.name], label=arm.label)
-            low = [centre - spread for centre, spread in zip(centres, spreads, strict=True)]
-            high = [centre + spread for centre, spread in zip(centres, spreads, strict=True)]
-            axis.fill_between(places, low, high, color=COLOURS[arm.name], alpha=0.15, linewidth=0)
+            curves = [result.values(metric) for result in runs.of(EXPERIMENT, arm).values()]
+            draw_curve(axis, curves, color=COLOURS[arm.name], label=arm.label)
         axis.set_title(title)
         axis.set_xlabel("step")
     axes[0].legend(frameon=False, fontsize=8)

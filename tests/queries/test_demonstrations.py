@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
+from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.row import Row
-from gspo.queries.source import RowSet, load_demonstrations, load_rows
+from gspo.queries.source import RowSet, load_rows
 from gspo.queries.worked import chain_sum as demonstrate
 from gspo.recipe.schema import Recipe
 

@@ -81,6 +81,12 @@ def test_what_one_source_holds_out_no_other_trains_on(recipe_of: RecipeOf, tmp_p
     ("queries", "reward", "message"),
     [
         ({"sources": sources(), "limit": 3}, None, "stand in place of queries.path"),
+        ({"sources": sources(), "split": "test"}, None, "split and limit, which each source has"),
+        (
+            {"sources": sources(other={"path": "a.jsonl", "config": "main"})},
+            None,
+            r"queries\.sources\.other: config is of a data set on the hub",
+        ),
         ({"sources": sources(other={"limit": 3})}, None, r"queries\.sources\.other: give each a path or procedural"),
         ({"sources": sources(), "weights": {"eazy": 1}}, None, "queries.weights: eazy.*there are: easy, hard"),
         ({"sources": sources(), "weights": {"easy": 0}}, None, "at least one source needs a weight above 0"),

@@ -271,7 +271,7 @@ def test_check_of_several_processes_says_what_does_not_fit_all_of_them(
 def test_check_goes_on_where_a_model_cannot_be_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_trained_model", lambda *_: 1 / 0)
+    monkeypatch.setattr(memory, "_trained_model", lambda *_, **__: 1 / 0)
     assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
     assert "memory      cannot be computed: division by zero" in capsys.readouterr().out
 

@@ -97,8 +97,16 @@ def test_what_python_stands_in_for_has_no_keys_left_that_speak_of_it() -> None:
     rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(9)]
     with pytest.raises(UserError, match=r"reward\.sources, phases\.queries\.weights: queries come from Python"):
         train(recipe_of("rows", *KEYS), queries=rows)
+    keys = [*KEYS, "phases=[]", "steps=1", "evaluation.num_queries=0"]
+    train(recipe_of("given", *keys), reward=[gspo.Reward(given, sources=["easy"]), gspo.Reward(given, weight=0.5)])
+    for row in rows_of("given", 1):
+        assert row["rewards"] == {"given": None if row["query"].startswith("hard") else 1.0, "given_2": 1.0}
     with pytest.raises(UserError, match=r"phases\.reward_weights: the reward comes from Python"):
         train(recipe_of("judge", *KEYS), reward=lambda completions, **_: [1.0 for _ in completions])
+
+
+def given(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 for _ in completions]
 
 
 def test_a_metric_of_no_source_is_refused() -> None:

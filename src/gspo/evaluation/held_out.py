@@ -210,7 +210,8 @@ def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[s
     junk is not known in its bare form. Without an answer, junk may be as right as anything.
     """
     wanted, threshold = recipe.evaluation.num_queries, recipe.evaluation.pass_threshold
-    is_a_tenth = recipe.evaluation.path is None and recipe.queries.procedural is None
+    parts = [*recipe.queries.sources.values()] or [recipe.queries]
+    is_a_tenth = recipe.evaluation.path is None and any(own.procedural is None for own in parts)
     (gold_by, gold), (junk_by, junk) = (verdict(score) for _, score in probed)
     has_answer, is_unknown = probed[0][0] != JUNK, gold <= junk
     notes, rows = list[str](), f"{num_held_out} {'row is' if num_held_out == 1 else 'rows are'}"

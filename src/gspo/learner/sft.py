@@ -18,9 +18,9 @@ from gspo.model.neighbours import check_positions
 from gspo.model.packing import EMPTY, TokenSequence, micro_batches
 from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.bridge import Bridge
+from gspo.queries.demonstrations import Demonstration
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.queries.source import Demonstration
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import QueriesConfig
 

@@ -1,8 +1,7 @@
-"""The rows of a recipe: to train on, held out (no question is in both), and demonstrations for the cold start."""
+"""The rows of a recipe: to train on, and held out; no question is in both."""
 
 import math
 import random
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -10,12 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from gspo.errors import UserError, did_you_mean, writable
+from gspo.errors import UserError, did_you_mean
 from gspo.queries.placeholders import fill_in
 from gspo.queries.render import remark_notes, render_all, variable_notes
 from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.queries.template import with_text
-from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
 from gspo.types import Query
@@ -30,8 +28,6 @@ NUM_SEEDS = 2**32 // SEED_SPACING
 # A small task repeats itself: this many times the wanted rows are drawn before fewer are accepted.
 MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
 T = TypeVar("T", Row, Query)
-# A completion to be imitated: a text, or turns of the assistant and, between them, results of tools, as messages.
-Demonstration = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +107,7 @@ def _rows_of_sources(recipe: Recipe) -> RowSet:
             where = f"queries.sources.{name}" + f", {error.where}" * (error.where not in (None, "queries"))
             raise UserError(error.what, where=where, fix=error.fix) from None
         train += [_of_source(row, name) for row in rows.train]
-        held_out += [_of_source(row, name, f"{name}-held-out") for row in rows.held_out]
+        held_out += [_of_source(row, name, f"{name}.held-out") for row in rows.held_out]
     held_out = distinct(held_out)
     excluded = {str(row.prompt) for row in held_out}
     train = [row for row in train if str(row.prompt) not in excluded]
@@ -300,64 +296,3 @@ def query_notes(rows: RowSet, queries: QuerySet, recipe: Recipe, tokenizer: Any)
         *variable_notes(asked, tokenizer, recipe.queries),
         *remark_notes(asked, "prompts"),
     ]
-
-
-def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, Demonstration]]:
-    """Draw up to cold_start.rows pairs of row and completion, for the model to imitate, drawn by the recipe's seed.
-
-    Raises UserError for a file without completions and for a demonstrator that fails or returns no text.
-    """
-    cold_start, rng = recipe.cold_start, random.Random(f"cold start {recipe.seed}")
-    has_turns = recipe.rollout.has_turns
-    if cold_start.path is None:
-        assert cold_start.demonstrations is not None  # the recipe has one of the two
-        demonstrate = load_callable(cold_start.demonstrations, where="cold_start.demonstrations")
-        # Of a stream the first rows: how many of it are read depends on the number of steps.
-        drawn = rows.train if rows.num_streamed else rng.sample(rows.train, min(cold_start.rows, len(rows.train)))
-        return [(row, _call(demonstrate, row, rng, has_turns=has_turns)) for row in drawn[: cold_start.rows]]
-    held_out = {str(row.prompt) for row in rows.held_out}
-    from_file = lay_out(read_rows(cold_start.path), source=cold_start.path)
-    columns = ", ".join(from_file[0].columns)
-    fix = f"give every row a prompt and a text in the column 'completion'; the other columns there are: {columns}"
-    read = partial(_demonstration, has_turns=has_turns, fix=fix)
-    pairs = [(row, read(row.columns.get("completion"), where=row.id)) for row in from_file]
-    pairs = [(row, completion) for row, completion in pairs if str(row.prompt) not in held_out]
-    if not pairs:
-        raise UserError("every prompt of the file is among those held out for evaluation", where="cold_start.path")
-    return rng.sample(pairs, min(cold_start.rows, len(pairs)))
-
-
-def _call(demonstrate: Callable[..., Any], row: Row, rng: random.Random, *, has_turns: bool) -> Demonstration:
-    where, fix = f"cold_start.demonstrations, row {row.id}", "the function is called as f(row, rng) and returns a text"
-    try:
-        completion = demonstrate({"prompt": row.prompt, **row.clean_columns}, rng)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # SystemExit too, which would end the program without a message
-        what = f"the function raises {type(error).__name__}: {error}{error_line(error, demonstrate)}"
-        raise UserError(what, where=where, fix=fix) from None
-    return _demonstration(completion, has_turns=has_turns, where=where, fix=fix)
-
-
-def _demonstration(completion: Any, *, has_turns: bool, where: str, fix: str) -> Demonstration:
-    """A completion as text, as TRL's list of one assistant message, or as messages of a conversation with tools."""
-    if not isinstance(completion, list) or not all(isinstance(message, dict) for message in completion):
-        return _text(completion, where=where, fix=fix)
-    texts = [_text(message.get("content"), where=where, fix=fix) for message in completion]
-    if len(texts) == 1:
-        return texts[0]
-    roles = [str(message.get("role")) for message in completion]
-    if not re.fullmatch("assistant (((tool )+|user )assistant )+", " ".join([*roles, ""])):
-        what = f"the completion has messages of the roles {', '.join(roles)}"
-        fix = "write assistant, tool, assistant, with one or more of tool each time, or assistant, user, assistant"
-        raise UserError(what, where=where, fix=fix)
-    if not has_turns:
-        fix = "set rollout.tools or rollout.environment, or give a text"
-        raise UserError("the completion has several turns", where=where, fix=fix)
-    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-
-
-def _text(completion: Any, *, where: str, fix: str) -> str:
-    if not isinstance(completion, str) or not completion or writable(completion) != completion:
-        raise UserError(f"the completion is {repr(completion)[:80]} and not a text", where=where, fix=fix)
-    return completion

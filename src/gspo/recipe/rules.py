@@ -73,6 +73,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     """The rules on several sources of queries, on what judges each, and on how often each is taken."""
     queries, rewards, names = recipe.queries, recipe.reward, recipe.queries.sources.keys()
     have_one = {name: bool(own.path) != bool(own.procedural) for name, own in queries.sources.items()}
+    of_source = ("path", "procedural", "config", "split", "limit")
+    of_file = [name for name, own in queries.sources.items() if own.config and own.path and names_file(own.path)]
     named = {f"reward.{i}.sources": set(own.sources) for i, own in enumerate(rewards)}
     named["queries.weights"] = set(queries.weights)
     unknown = [f"{key}: {name}" for key, own in named.items() for name in sorted(own - names)]
@@ -83,9 +85,11 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: queries.path and queries.procedural,
         f"""queries.sources.{", ".join(name for name in names if not have_one[name])}: give each a path or procedural
         """: not all(have_one.values()),
-        """queries.sources stand in place of queries.path, procedural, config and limit: each has them for itself; leave
-        those out
-        """: names and (queries.path or queries.procedural or queries.config or queries.limit),
+        """queries.sources stand in place of queries.path, procedural, config, split and limit, which each source has;
+        leave those out
+        """: names and any(getattr(queries, key) != getattr(_DEFAULTS.queries, key) for key in of_source),
+        f"""queries.sources.{", ".join(of_file)}: config is of a data set on the hub, and a file has none; leave it out
+        """: of_file,
         f"""{", ".join(unknown)}: queries.sources has no such name; there are: {", ".join(names) or "none"}
         """: unknown,
         """queries.weights: at least one source needs a weight above 0
@@ -97,6 +101,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: names and queries.sampler == "difficulty",
         """evaluation.suites: a suite has one source: give it queries.path or queries.procedural
         """: any(suite.queries.sources for suite in recipe.evaluation.suites),
+        """evaluation.suites: a suite's rows have no source, so its reward has no sources; leave them out
+        """: any(reward.sources for suite in recipe.evaluation.suites for reward in suite.reward),
         f"""phases.reward_weights: {", ".join(sorted(weighed - functions))}: reward has no such function; there are:
         {", ".join(sorted(functions)) or "none"}
         """: weighed - functions,

@@ -42,6 +42,7 @@ class Reward:
     time_limit_seconds: float = RewardConfig.model_fields["time_limit_seconds"].default
     per: Per = "response"
     options: Mapping[str, Any] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
 
 Given = Function | Reward
@@ -139,7 +140,9 @@ def load_rewards(
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, given, segment_separator=separator, output=output)
     if given is not None:
-        rewards = tuple(RewardConfig(function=f.name, weight=f.weight, per=f.per) for f in functions)
+        rewards = tuple(
+            RewardConfig(function=f.name, weight=f.weight, per=f.per, sources=tuple(f.sources)) for f in functions
+        )
         recipe = recipe.model_copy(update={"reward": rewards})
         if sentences := refusals(recipe):
             raise UserError("\n  ".join(sentences), where="reward, from Python")

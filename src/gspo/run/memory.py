@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
 _MOMENTS = {"SGD": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
+_MOST_MODELS = 4
+_models: dict[str, tuple[Any, int]] = {}  # without memory for their weights
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
 Memory = Mapping[str, Mapping[str, float]]
 
@@ -85,7 +86,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
     """
     text, rollout = config.get_text_config(), recipe.rollout
     width, tokens = _width(recipe, device), _pass_tokens(recipe, prompt_tokens)
-    model, size = _trained_model(_Of(recipe.model, config, is_sharded=num_ranks > 1))
+    model, size = _trained_model(recipe.model, config, is_sharded=num_ranks > 1)
     weights = width * size
     held, update, copied = _by_parameters(recipe, model, width, num_ranks)
     activations = width * tokens * _kept(text, recipe.actor.gradient_checkpointing) * (1 + ("value model" in held))
@@ -109,7 +110,7 @@ def memory_of(recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.
 def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     """Return what a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
     width = _width(recipe, device_of(recipe.model.device))
-    model, _ = _trained_model(_Of(recipe.model, config, is_sharded=False))
+    model, _ = _trained_model(recipe.model, config, is_sharded=False)
     copied = _by_parameters(recipe, model, width, 1)[2]
     weights = _saved(model, width)
     checkpoint = weights + copied
@@ -122,29 +123,22 @@ def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
     return f"about {_words(needed)} of {_words(free)} free: {parts}", needed <= free
 
 
-class _Of:
-    """What a model without weights is made of, which is equal where its text is."""
+def _trained_model(recipe: ModelConfig, config: Any, *, is_sharded: bool) -> tuple[Any, int]:
+    """The model as it is trained, without memory for its weights, and its parameters without an adapter's.
 
-    def __init__(self, recipe: ModelConfig, config: Any, *, is_sharded: bool) -> None:
-        self.recipe, self.config, self.is_sharded = recipe, config, is_sharded
-        self.text = f"{is_sharded} {recipe.model_dump_json()} {config.to_json_string()}"
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Of) and self.text == other.text
-
-
-@lru_cache(maxsize=4)  # a plan looks at dozens of recipes for the same few models, and an adapter takes seconds to make
-def _trained_model(of: _Of) -> tuple[Any, int]:
-    """The model as it is trained, without memory for its weights, and its parameters without an adapter's."""
-    model = empty_model(of.recipe, deepcopy(of.config))
-    size = _count(model)
-    freeze(model, of.recipe.frozen)
-    if of.recipe.lora is not None:
-        add_lora(model, of.recipe.lora, is_sharded=of.is_sharded)
-    return model, size
+    A plan asks for the same few again and again, and an adapter takes seconds to make.
+    """
+    key = f"{is_sharded} {recipe.model_dump_json()} {config.to_json_string()}"
+    if key not in _models:
+        model = empty_model(recipe, deepcopy(config))
+        size = _count(model)
+        freeze(model, recipe.frozen)
+        if recipe.lora is not None:
+            add_lora(model, recipe.lora, is_sharded=is_sharded)
+        if len(_models) == _MOST_MODELS:
+            _models.clear()
+        _models[key] = model, size
+    return _models[key]
 
 
 def _width(recipe: Recipe, device: torch.device) -> int:

@@ -19,12 +19,11 @@ from gspo.model.inputs import check_lengths, read_model
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
+from gspo.queries.demonstrations import Demonstration, load_demonstrations
 from gspo.queries.row import Row
 from gspo.queries.source import (
-    Demonstration,
     QuerySet,
     RowSet,
-    load_demonstrations,
     load_rows,
     query_notes,
     render_rows,
@@ -135,7 +134,8 @@ def load_inputs(
     probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
     notes += [*set_notes(sets, set_rows), *own_notes]
     if trains:
-        notes += [*evaluation_notes(recipe, len(rows.held_out), next(iter(probed.values()))), *_setting_notes(recipe)]
+        of_sources = [evaluation_notes(recipe, len(rows.held_out), own) for own in probed.values()]
+        notes += [*dict.fromkeys(note for own in of_sources for note in own), *_setting_notes(recipe)]
     return Inputs(
         functions=functions,
         hooks=hooks,

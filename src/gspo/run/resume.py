@@ -23,8 +23,9 @@ from gspo.learner.state import digest_of, tensors_of
 from gspo.learner.trainer import Trainer
 from gspo.model.load import base_of
 from gspo.model.lora import has_adapter
+from gspo.queries.demonstrations import Demonstration
 from gspo.queries.row import Row
-from gspo.queries.source import Demonstration, QuerySet, RowSet
+from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction

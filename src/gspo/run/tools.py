@@ -8,9 +8,10 @@ from gspo import loop
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet
 from gspo.evaluation.sets import SetRows
+from gspo.queries.demonstrations import Demonstration
 from gspo.queries.render import NO_TOOLS
 from gspo.queries.row import Row
-from gspo.queries.source import Demonstration, RowSet
+from gspo.queries.source import RowSet
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
 from gspo.reward.tools import load_tools
