@@ -107,6 +107,7 @@ def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[s
         ("resume", "missing: RUN_DIR\n"),
         ("tarin x.yaml", "there is no command 'tarin' (choose from "),
         ("train x.yaml --new --resume", "not allowed with"),
+        ("init --model m --data a.jsonl --data b.jsonl", "--data is given twice"),
         ("show runs/a --step x", "argument --step: 'x' is no whole number from 0 on"),
     ],
 )

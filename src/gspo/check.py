@@ -50,9 +50,9 @@ def check(
     yield from _query_lines(recipe, inputs)
     if inputs.tools is not None:
         yield from _tool_lines(inputs.tools)
-    for probed in inputs.probed.values():
+    for source, probed in inputs.probed.items():
         functions = [function for function in inputs.functions if function.name in probed[0][1].parts]
-        yield from _reward_lines(functions, probed)
+        yield from _reward_lines(functions, probed, f" of {source}" if source else "")
     for eval_set in inputs.evaluation_sets:
         if eval_set.probed:
             drawn = f"{eval_set.sampling.group_size} sampled at temperature {eval_set.sampling.temperature:g}"
@@ -106,16 +106,19 @@ def _model_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 
 
 def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
-    queries, query, pairs = inputs.queries, inputs.queries.train[0], inputs.pairs
+    queries, pairs = inputs.queries, inputs.pairs
     yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
     counts, shares = Counter(own.source for own in queries.train), recipe.queries.shares
     if shares:
         yield f"sources     {', '.join(f'{name} {counts[name]:,} at {share:.0%}' for name, share in shares.items())}"
-    is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
-    is_put = is_text and is_default and getattr(inputs.tokenizer, "chat_template", None)
-    how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
-    yield f"one prompt  {len(query.prompt_ids)} tokens{how}: {json.dumps(query.text, ensure_ascii=False)}"
-    yield f"columns     {', '.join(query.columns) or 'none'}"
+    is_default = recipe.queries.chat is None and getattr(inputs.tokenizer, "chat_template", None)
+    firsts = {own.source: own for own in reversed(queries.train)}
+    for query in (firsts[name] for name in shares or [""]):
+        is_put, source = is_default and isinstance(query.prompt, str), f"of {query.source}, " if query.source else ""
+        how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
+        text = json.dumps(query.text, ensure_ascii=False)
+        yield f"one prompt  {source}{len(query.prompt_ids)} tokens{how}: {text}"
+        yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
 
@@ -144,7 +147,9 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"
 
 
-def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]]) -> Iterator[str]:
+def _reward_lines(
+    functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]], source: str = ""
+) -> Iterator[str]:
     """The scores that each function gives to the row's own answer, where there is one, and to junk."""
     answer, score = probed[0]
     judge, _ = verdict(score)
@@ -157,7 +162,7 @@ def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[st
         name, values = function.name, {text: score.parts[function.name] for text, score in probed}
         shown = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in values.items()]
         unit = "" if function.per == "response" else f", a number per {function.per}, in all"
-        yield f"reward      {name}{unit}: {', '.join(shown)}"
+        yield f"reward      {name}{source}{unit}: {', '.join(shown)}"
         if all(value is None for value in values.values()):
             yield f"note        {name} returns None for both: it applies to other rows, or to none"
         # Only the function that judges is a verifier; a format, say, has nothing to do with being right.

@@ -156,10 +156,20 @@ def _add_arguments(command: argparse.ArgumentParser, table: dict[str, str]) -> N
         else:
             number = partial(_number, least=int(name in _FROM_1))
             kind = number if value == "N" else Path if name == "--out" else str
-            action = "append" if value.endswith("…") else "store"
+            action: Any = "append" if value.endswith("…") else _Once if name == "--data" else "store"
             is_required = name in required
             names = ("-o", name) if name == "--out" else (name,)
             command.add_argument(*names, type=kind, action=action, required=is_required, metavar=value, help=meaning)
+
+
+class _Once(argparse.Action):
+    """An option of which a second value would be taken for a further one: an error."""
+
+    def __call__(self, parser: Any, options: Namespace, value: Any, option_string: str | None = None) -> None:
+        """Keep the value."""
+        if getattr(options, self.dest) is not None:
+            parser.error(f"{option_string} is given twice")
+        setattr(options, self.dest, value)
 
 
 def _number(text: str, least: int) -> int:

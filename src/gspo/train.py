@@ -149,9 +149,14 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
     if reward and recipe.reward:
         what = "the recipe's is set aside, with its weights and limits: gspo.Reward(function, weight=…) gives others"
         display.note(f"note: the reward comes from Python: {what}", style="yellow")
-    if queries and any([*(own.sources for own in recipe.reward), *(own.queries.weights for own in recipe.phases)]):
-        what = "queries come from Python, and the recipe tells sources of its own apart"
-        raise UserError(what, where="reward.sources, phases.queries.weights", fix="leave these keys out")
+    named = {
+        "reward.sources": not reward and any(own.sources for own in recipe.reward),
+        "phases.queries.weights": any(phase.queries.weights for phase in recipe.phases),
+    }
+    if queries and any(named.values()):
+        what = "queries come from Python, and this tells sources of the recipe's own apart"
+        where = ", ".join(key for key, is_given in named.items() if is_given)
+        raise UserError(what, where=where, fix="leave it out")
     if reward and any(phase.reward_weights for phase in recipe.phases):
         what = "the reward comes from Python, and these weights are of the recipe's own functions"
         raise UserError(what, where="phases.reward_weights", fix="leave them out, or name the functions in the recipe")

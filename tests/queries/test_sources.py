@@ -88,12 +88,19 @@ def test_what_one_source_holds_out_no_other_trains_on(recipe_of: RecipeOf, tmp_p
             r"queries\.sources\.other: config is of a data set on the hub",
         ),
         ({"sources": sources(other={"limit": 3})}, None, r"queries\.sources\.other: give each a path or procedural"),
-        ({"sources": sources(), "weights": {"eazy": 1}}, None, "queries.weights: eazy.*there are: easy, hard"),
+        ({"sources": sources(), "weights": {"eazy": 1}}, None, r"queries\.weights\.eazy: .*there are: easy, hard"),
         ({"sources": sources(), "weights": {"easy": 0}}, None, "at least one source needs a weight above 0"),
-        ({"weights": {"easy": 1}, "path": "a.jsonl"}, None, "queries.weights: easy.*there are: none"),
+        (
+            {"weights": {"easy": 1}, "path": "a.jsonl"},
+            None,
+            r"queries\.weights\.easy: the recipe has no queries\.sources",
+        ),
+        ({"sources": {"a": {"pth": "a.jsonl"}}}, None, r"did you mean queries\.sources\.a\.path\?"),
+        ({"sources": {"a": {"path": "a.jsonl", "weight": 2}}}, None, "how often it is taken stands in queries.weights"),
+        ({"sources": {"a": None}}, None, r"queries\.sources\.a: should be a section with keys such as path, config"),
         ({"sources": sources()}, [{"function": "numeric", "sources": ["easy"]}], r"judges responses of .*\.hard"),
         ({"sources": sources(), "sampler": "difficulty"}, None, "both say which queries come more often"),
-        ({"sources": {"a.b": {"path": "a.jsonl"}}}, None, r"queries\.sources\.a\.b"),
+        ({"sources": {"a.b": {"path": "a.jsonl"}}}, None, "has letters, digits, - and _ only, unlike 'a.b'"),
     ],
 )
 def test_what_sources_do_not_allow_is_refused(
@@ -137,3 +144,9 @@ def test_an_evaluations_own_file_is_read_once_and_as_the_recipe_says(recipe_of: 
     rows = load_rows(recipe_of(queries={"sources": both}, evaluation=evaluation))
     assert [row.id for row in rows.held_out] == [f"test.jsonl:{n}" for n in range(1, 6)]
     assert Counter(row.source for row in rows.train) == {"one": 8, "two": 8}  # not what is asked there
+
+
+def test_a_source_may_be_a_path_alone_and_null_means_none(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of(queries={"sources": {"a": "a.jsonl", 2: {"path": "b.jsonl"}}})
+    assert {name: own.path for name, own in recipe.queries.sources.items()} == {"a": "a.jsonl", "2": "b.jsonl"}
+    assert recipe_of(queries={"sources": None, "weights": None}).queries.sources == {}

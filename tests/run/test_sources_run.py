@@ -54,8 +54,12 @@ def test_sources_are_taken_by_their_weights_judged_by_their_functions_and_shifte
     assert len({*ids}) == len(ids)  # of 40 each
     note = "from step 3: queries.weights.hard 1, reward_weights.shorter 0.25"
     assert note in text.getvalue() and f"phase 1     {note}" in [*check(recipe)]
-    assert sum(line.startswith("reward      format: ") for line in check(recipe)) == 1
-    assert "sources     easy 40 at 75%, hard 40 at 25%" in check(recipe)
+    assert sum(line.startswith("reward      format of easy: ") for line in check(recipe)) == 1
+    assert "sources     easy 40 at 75%, hard 40 at 25%" in check(recipe) and "75% from easy" in text.getvalue()
+    never = next(
+        line for line in check(recipe_of("never", *KEYS, "phases=[]", "queries.weights.hard=0")) if "all along" in line
+    )
+    assert never.startswith("note        queries.sources.hard: the weight is 0")
 
 
 AHEAD = ("rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine")

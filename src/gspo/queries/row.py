@@ -179,7 +179,11 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
     if prompt_name is None or prompt_name not in names:
         missing = repr(prompt_column) if prompt_column is not None else ", ".join(PROMPT_COLUMNS)
         what = f"no column {missing}; the columns there are: {', '.join(names)}"
-        raise UserError(what, where=source, fix="set queries.prompt to the column with the text or chat messages")
+        raise UserError(
+            what,
+            where=source,
+            fix="set queries.prompt, or that of the source, to the column with the text or chat messages",
+        )
     answer_name = _column(names, "answer", source=source)
     first_answer = raw_rows[0].get(answer_name) if answer_name is not None else None
     is_gsm8k = prompt_name.lower() == "question" and _gsm8k_number(first_answer) is not None
@@ -223,7 +227,8 @@ def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
     alike = [[_without_names(row.columns) for row in group] for group in groups.values() if len(group) > 1]
     pairs = [(first, other) for first, *others in alike for other in others]
     differing = dict.fromkeys(key for one, other in pairs for key in one if str(one[key]) != str(other.get(key)))
-    left_out = f"{num_repetitions:,} rows are left out: each repeats one of the {len(rows):,} {name}"
+    which = "1 row is" if num_repetitions == 1 else f"{num_repetitions:,} rows are"
+    left_out = f"{which} left out: each repeats one of the {len(rows):,} {name}"
     counts = f"{len(rows):,} {name} have {len(groups):,} different prompts"
     differ = f"{counts}; those with the same one differ in {listed([*differing]) or 'nothing'}"
     return [left_out] * bool(num_repetitions) + [differ] * bool(pairs)

@@ -40,6 +40,8 @@ def described(
 def hint(key: str) -> str | None:
     """Return what was meant by a key that there is not: by its name in another library, or in another section."""
     parts = key.split(".")
+    if parts[:2] == ["queries", "sources"]:
+        return f"a source has {', '.join(_keys_in('queries.sources'))}; how often it is taken stands in queries.weights"
     if parts[0] == "phases":
         own = (name.removeprefix("phases.") for name, _ in recipe_keys() if name.startswith("phases."))
         return f"a phase has {', '.join(name for name in own if not _keys_in(f'phases.{name}'))}"
@@ -73,9 +75,10 @@ def _is_of(overridden: Sequence[str], key: str, sentence: str) -> bool:
 
 def _faults(item: Any) -> Iterator[tuple[str, str]]:
     """The key and a sentence for one of pydantic's errors: what is wrong, and the nearest key or value."""
-    location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
+    location = [part for part in item["loc"] if part not in ("tuple", "[key]")]
+    kind, value = item["type"], item["input"]
     where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ").partition(", unable")[0]
-    key = ".".join(part for part in location if isinstance(part, str))
+    key = _without_places(where)
     if meant := isinstance(value, str) and _other_names().get(f"{key}={value}"):
         yield where, f"{where}: {value}: {meant}"
     elif kind == "refusal" and not where:  # a rule names its keys itself
@@ -106,7 +109,7 @@ def _of_value(message: str, key: str, value: Any) -> str:
 def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     """The fault of an unknown key; of an unknown section, those of the keys in it."""
     parent, dot, last = where.rpartition(".")
-    known = _keys_in(re.sub(r"\.\d+", "", parent))
+    known = _keys_in(_without_places(parent))
     near = difflib.get_close_matches(last, known, n=1)
     inner = value if isinstance(value, dict) else {}
     if inner and (not near or _other_names().keys() & {last, *(f"{last}.{name}" for name in inner)}):
@@ -119,6 +122,11 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
         guess = f"did you mean {parent}{dot}{near[0]}?" if near else guess
         is_misspelt = difflib.get_close_matches(last, known, n=1, cutoff=_MISSPELT)
         yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
+
+
+def _without_places(key: str) -> str:
+    """The key without places in lists and names of sources."""
+    return re.sub(r"\.\d+(?=\.|$)|(?<=^queries\.sources)\.[^.]+", "", key)
 
 
 def _keys_in(section: str) -> list[str]:

@@ -11,7 +11,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import names_file
 
 _PATHS = re.compile(
-    r"(queries(\.sources\.[\w-]+)?|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference|teacher\.path|rollout\.\w+\.python"
+    r"(queries(\.sources\.[\w-]+)?|evaluation|cold_start|model)\.path|queries\.sources\.[\w-]+|model\.tokenizer|actor\.kl\.reference|teacher\.path|rollout\.\w+\.python"
     r"|evaluation\.suites\.([0-9]+|\+)(\.suite|\.queries\.path)?"
 )
 _FUNCTIONS = re.compile(

@@ -75,9 +75,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     have_one = {name: bool(own.path) != bool(own.procedural) for name, own in queries.sources.items()}
     of_source = ("path", "procedural", "config", "split", "limit")
     of_file = [name for name, own in queries.sources.items() if own.config and own.path and names_file(own.path)]
-    named = {f"reward.{i}.sources": set(own.sources) for i, own in enumerate(rewards)}
-    named["queries.weights"] = set(queries.weights)
-    unknown = [f"{key}: {name}" for key, own in named.items() for name in sorted(own - names)]
+    unknown = [f"queries.weights.{name}" for name in queries.weights if name not in names]
+    unknown += [f"reward.{i}.sources: {name}" for i, r in enumerate(rewards) for name in r.sources if name not in names]
     unjudged = [name for name in names if not any(own.weight and name in (own.sources or names) for own in rewards)]
     functions, weighed = {own.name for own in rewards}, {name for own in recipe.phases for name in own.reward_weights}
     return {
@@ -86,16 +85,18 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         f"""queries.sources.{", ".join(name for name in names if not have_one[name])}: give each a path or procedural
         """: not all(have_one.values()),
         """queries.sources stand in place of queries.path, procedural, config, split and limit, which each source has;
-        leave those out
+        leave those out (queries.path=null on a command line)
         """: names and any(getattr(queries, key) != getattr(_DEFAULTS.queries, key) for key in of_source),
         f"""queries.sources.{", ".join(of_file)}: config is of a data set on the hub, and a file has none; leave it out
         """: of_file,
-        f"""{", ".join(unknown)}: queries.sources has no such name; there are: {", ".join(names) or "none"}
-        """: unknown,
+        f"""{", ".join(unknown)}: queries.sources has no such name; there are: {", ".join(names)}
+        """: unknown and names,
+        f"""{", ".join(unknown)}: the recipe has no queries.sources; leave this out
+        """: unknown and not names,
         """queries.weights: at least one source needs a weight above 0
         """: names and queries.weights and not any(queries.weights.values()),
         f"""reward: no function with a weight judges responses of queries.sources.{", ".join(unjudged)}; name it in
-        the sources of one
+        the sources of one, or leave one a weight
         """: rewards and unjudged,
         """queries.sampler: difficulty with queries.sources: both say which queries come more often; leave one out
         """: names and queries.sampler == "difficulty",

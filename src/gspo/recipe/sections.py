@@ -97,6 +97,23 @@ def _check_greedy(temperature: float) -> float:
     raise refusal("should be 0, which takes the likeliest token (greedy), or at least 1e-6")
 
 
+def _check_source_name(name: str) -> str:
+    if not re.fullmatch("[A-Za-z0-9_-]+", name):
+        raise refusal(f"the name of a source has letters, digits, - and _ only, unlike {name!r}")
+    return name
+
+
+def _or_none(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _named_sources(value: Any) -> Any:
+    """The sources by their names; a text is a path, and null means none."""
+    if not isinstance(value, dict):
+        return _or_none(value)
+    return {_as_text(name): {"path": own} if isinstance(own, str) else own for name, own in value.items()}
+
+
 def _check_url(url: str) -> str:
     if not re.fullmatch(r"https?://[^/:@\s]+(:\d{1,5})?/?", url):
         raise refusal("should be the address of a server, such as http://127.0.0.1:8000")
@@ -128,7 +145,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 Day = Annotated[str, AfterValidator(_check_day)]
 Per = Literal["response", "segment", "token"]
 Text = Annotated[str, Field(min_length=1)]
-SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+SourceName = Annotated[str, AfterValidator(_check_source_name)]
 Devices = Annotated[str, BeforeValidator(_as_text)]  # in CUDA_VISIBLE_DEVICES
 Url = Annotated[str, AfterValidator(_check_url)]
 Options = Annotated[dict[str, Any], BeforeValidator(_with_underscores)]  # of a command line
@@ -229,24 +246,12 @@ class SourceConfig(Section):
 
 
 class QueriesConfig(SourceConfig):
-    sources: dict[SourceName, SourceConfig] = key(
+    sources: Annotated[dict[SourceName, SourceConfig], BeforeValidator(_named_sources)] = key(
         {}, "In place of a path several [sources](../guides/data.md#several-sources), each with the keys above."
     )
-    weights: dict[str, NonNegativeFloat] = key(
-        {}, "How often queries of each source are taken, in proportion; 0 for those not named. By default all alike."
+    weights: Annotated[dict[str, NonNegativeFloat], BeforeValidator(_or_none)] = key(
+        {}, "How often queries of each source are taken, as in `{a: 2, b: 1}`; 0 for those not named. By default alike."
     )
-
-    @property
-    def has_data(self) -> bool:
-        """Tell whether it names what a run trains on."""
-        return bool(self.path or self.procedural or self.sources)
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The part that each of the sources has of a step's queries; they add up to 1."""
-        weights = {name: self.weights.get(name, 0.0) if self.weights else 1.0 for name in self.sources}
-        total = sum(weights.values())
-        return {name: weight / total for name, weight in weights.items()}
 
     system: str | None = key(None, "A system message before the prompt, for chat models.")
     template: str | None = key(None, "Text around a text prompt, with `{prompt}` in it.")
@@ -266,6 +271,18 @@ class QueriesConfig(SourceConfig):
         "order",
         "Each query once an epoch, or by [difficulty](../guides/data.md#order-steps-and-epochs).",
     )
+
+    @property
+    def has_data(self) -> bool:
+        """Tell whether it names what a run trains on."""
+        return bool(self.path or self.procedural or self.sources)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part that each of the sources has of a step's queries; they add up to 1."""
+        weights = {name: self.weights.get(name, 0.0) if self.weights else 1.0 for name in self.sources}
+        total = sum(weights.values())
+        return {name: weight / total for name, weight in weights.items()}
 
 
 class ServerConfig(Section):

@@ -183,8 +183,13 @@ def _try_functions(
         train, held_out = ([own for own in part if own.source == source] for part in (queries.train, queries.held_out))
         probed[source] = probe(train, held_out, judging(functions, train[0]), tokenizer, state=state, **options)
     of_no_source = [own for own in queries.held_out if trains and not own.source and "" not in probed]
-    for function in functions if of_no_source else ():  # of evaluation.path, which all of them judge
-        arguments_of(of_no_source[0], (), function, state)
+    for function in functions if of_no_source else ():
+        try:
+            arguments_of(of_no_source[0], (), function, state)
+        except UserError as error:
+            what = "rows of evaluation.path are of no source, so every function judges them"
+            fix = f"{what}: give its parameters a default, and return None where they do not apply"
+            raise UserError(error.what, where=error.where, fix=fix if recipe.queries.sources else error.fix) from None
     judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
     judged = [([*queries.train, *queries.held_out], functions), *judged]
     return probed, [note for asked, judges in judged for note in own_answer_notes(asked, judges, tokenizer, **options)]
@@ -192,7 +197,10 @@ def _try_functions(
 
 def _setting_notes(recipe: Recipe) -> list[str]:
     """Return what is odd about settings, and what becomes odd in a phase."""
-    notes = ineffective_settings(recipe)
+    notes, recipes = ineffective_settings(recipe), (recipe, *recipe.recipes_of_phases)
+    unused = [name for name in recipe.queries.sources if not any(own.queries.shares[name] for own in recipes)]
+    if unused:
+        notes.append(f"queries.sources.{', '.join(unused)}: the weight is 0 all along, so this is never asked")
     for index, now in enumerate(recipe.recipes_of_phases):
         said = ineffective_settings(now)
         notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]

@@ -73,6 +73,7 @@ def introduction(recipe: Recipe, policy: Policy, parts: Inputs) -> str:
         about += f"; its experts are not measured ({policy.unknown_routers})"
     about += f"; a response ends with {shown_tokens(policy.tokenizer, policy.stop_ids)}"
     sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out"
+    sources += "".join(f", {share:.0%} from {name}" for name, share in recipe.queries.shares.items())
     for eval_set in parts.evaluation_sets:
         if eval_set.queries is not queries.held_out:
             sources += f", {len(eval_set.queries):,} of {eval_set.name}"
