@@ -54,7 +54,11 @@ def main() -> None:
             "name": "bench",
             "steps": 10**6,
             "output_dir": str(options.directory / f"run_{options.old_logprobs}"),
-            "model": {"path": str(options.directory / "model"), "device": "cuda" if work.gpu else "cpu"},
+            "model": {
+                "path": str(options.directory / "model"),
+                "device": "cuda" if work.gpu else "cpu",
+                "lora": {"rank": workloads.RANK, "alpha": workloads.ALPHA} if work.lora else None,
+            },
             "queries": {"chat": False},
             "rollout": {
                 "queries_per_step": work.sequences // work.group_size,

@@ -87,6 +87,12 @@ def _trainer(work: workloads.Workload, directory: Path, turns: Turns) -> Any:
         max_completion_length=work.max_new_tokens,
         temperature=1.0,
     )
+    adapter = None
+    if work.lora:
+        from peft import LoraConfig
+
+        shape: dict[str, Any] = {"r": workloads.RANK, "lora_alpha": workloads.ALPHA, "target_modules": "all-linear"}
+        adapter = LoraConfig(**shape, task_type="CAUSAL_LM")
     return Timed(
         model=AutoModelForCausalLM.from_pretrained(
             directory / "model", dtype=torch.bfloat16 if work.gpu else torch.float32
@@ -96,6 +102,7 @@ def _trainer(work: workloads.Workload, directory: Path, turns: Turns) -> Any:
         train_dataset=Dataset.from_list(workloads.rows(work)),
         processing_class=AutoTokenizer.from_pretrained(directory / "model"),
         callbacks=[TakesTurns(turns)],
+        peft_config=adapter,
     )
 
 

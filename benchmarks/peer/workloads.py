@@ -10,6 +10,7 @@ from typing import Any
 MINI_BATCHES = 4
 CLIP_LOW, CLIP_HIGH = 3e-4, 4e-4  # the paper's, §5.1
 LEARNING_RATE = 1e-6
+RANK, ALPHA = 16, 32  # of adapters
 _NUM_ROWS = 256
 _SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=?."
@@ -40,6 +41,7 @@ class Workload:
     may_end: bool = True
     model: str | None = None  # a directory of the tree, in place of an untrained model
     data: str | None = None  # its prompts
+    lora: bool = False  # an adapter of rank 16 beside all linear layers, and nothing else, is trained
     turns: int = 9  # of each side, after one that is not counted
 
 
@@ -68,6 +70,15 @@ WORKLOADS = {
             model="models/smollm2-135m",
             data="recipes/smollm2_sums.jsonl",
             max_new_tokens=32,
+            turns=4,
+        ),
+        Workload(
+            name="smollm2 with LoRA",
+            goal=0.60,
+            model="models/smollm2-135m",
+            data="recipes/smollm2_sums.jsonl",
+            max_new_tokens=32,
+            lora=True,
             turns=4,
         ),
         Workload(

@@ -107,9 +107,7 @@ def load_inputs(
     function's process prints goes to the file descriptor `output`.
     """
     hooks = load_hooks(recipe.hooks, given.on_step)
-    functions: tuple[RewardFunction, ...] = ()
-    if trains:
-        recipe, functions = load_rewards(recipe, given.reward, output=output)
+    recipe, functions = load_rewards(recipe, given.reward, output=output) if trains else (recipe, ())
     say("reading what to evaluate on")
     set_rows: Sequence[SetRows] = read_sets(recipe, given.evaluation)
     rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
