@@ -413,9 +413,10 @@ TURNS: list[list[tuple[int, float | None]]] = [
 ]
 
 
-def test_each_turn_gets_credit_for_what_its_environment_gave_from_it_on(groups: list[Group]) -> None:
-    totals = [1.0, 0.25, 0.5, 0.5, 2.0, 2.0]  # of the response, by environment of weight 2 and others
-    scores = [Score(reward=reward, parts={}, weights={"environment": 2.0, "other": 1.0}) for reward in totals]
+@pytest.mark.parametrize("giver", ["environment", "agent"])
+def test_each_turn_gets_credit_for_what_it_was_given_from_it_on(giver: str, groups: list[Group]) -> None:
+    totals = [1.0, 0.25, 0.5, 0.5, 2.0, 2.0]  # of the response, by the giver of weight 2 and others
+    scores = [Score(reward=reward, parts={}, weights={giver: 2.0, "other": 1.0}) for reward in totals]
     actor = ActorConfig(**BY_TURN, discount=0.5)
     batch = advantaged(turned(groups, TURNS), scores, actor)
     rewards = [[2 * (reward or 0.0) for _, reward in own] for own in TURNS]

@@ -33,7 +33,7 @@ TEMPLATE = (
 )
 SPOKEN = "(m.content.split('</think>')[-1] if m.role == 'assistant' else m.content)"
 FORGETS = TEMPLATE.replace("m.content | trim", SPOKEN)
-Play = Callable[["Client", Mapping[str, Any]], Awaitable[float | None]]
+Play = Callable[["Client", Mapping[str, Any]], Awaitable[float | dict[str, float] | None]]
 
 
 class Characters:
@@ -126,7 +126,7 @@ def played(
             reward = await play(Client(base_url, api_key), row)
         except httpx.HTTPError as error:
             return Result(text="", failure=Failure(kind="raised", message=repr(error)))
-        return Result(text="" if reward is None else repr(reward), failure=failure)
+        return Result(text="" if reward is None else json.dumps(reward), failure=failure)
 
     bridge: Any = Bridge(tokenizer, QueriesConfig())
     agent = Agent(run=run, endpoint=endpoint)
@@ -344,6 +344,32 @@ def test_a_string_to_stop_at_ends_a_turn_and_is_left_out() -> None:
 
     sample = played(play, Policies("one", "two"))
     assert pieces_of(sample) == ["<user>hi§<assistant>[one]", "<user>hi§<assistant>[tw]"]
+
+
+def test_an_agent_may_give_each_completion_a_reward_by_its_id() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> dict[str, float]:
+        first = (await client.post(messages=[user("hi")])).json()
+        other = await client.post("/messages", messages=[user("else")], max_tokens=9)
+        said = first["choices"][0]["message"]
+        streamed = (await client.post(messages=[user("hi"), said, user("and?")], stream=True)).text
+        last = json.loads(streamed.split("\n")[0].removeprefix("data: "))
+        return {last["id"]: -1.0, first["id"]: 0.25, other.json()["id"]: 2.0}
+
+    sample = played(play, Policies("one", "two", "three"))
+    written = [(turn.text, turn.reward) for turn in sample.turns if turn.role == "assistant"]
+    assert written == [("two", 2.0), ("one", 0.25), ("three", -1.0)]
+    assert sample.environment_reward == 1.25 and sample.failure is None
+
+
+def test_a_reward_for_a_completion_that_is_not_the_agents_masks_the_response() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> dict[str, float]:
+        await client.ask(user("hi"))
+        return {"chatcmpl-1": 1.0}
+
+    sample = played(play, Policies("one"))
+    assert sample.failure is not None and sample.failure.kind == "invalid"
+    assert "'chatcmpl-1', which is the id of no completion" in sample.failure.message
+    assert sample.environment_reward is None
 
 
 def test_what_was_given_up_does_not_count() -> None:

@@ -52,11 +52,12 @@ def open_ai(row, *, base_url, api_key):
     client = OpenAI(base_url=base_url, api_key=api_key)
     stream = client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": row["prompt"]}], max_tokens=5, stream=True)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    chunks = [*stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     reply = client.chat.completions.create(model="m", messages=[
         {"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": text},
         {"role": "user", "content": "Sure?"}], max_tokens=5)
-    return reply.usage.completion_tokens / 10
+    return {reply.id: reply.usage.completion_tokens / 10, chunks[0].id: -0.5}
 
 def anthropic(row, *, base_url, api_key):
     from anthropic import Anthropic
@@ -77,6 +78,10 @@ async def waiting(row, **given):
 def odd(row, *, base_url, api_key):
     slow(row, base_url=base_url, api_key=api_key)
     return 10**400
+
+async def of_one(row, *, base_url, api_key):
+    slow(row, base_url=base_url, api_key=api_key)
+    return {"one": "1"}
 
 def judged(prompts, completions, environment_rewards, **columns):
     assert len(environment_rewards) == len(completions)
@@ -160,7 +165,10 @@ def test_their_own_clients_are_served(package: str) -> None:
     outcome = train(recipe_of(name, *KEYS, *SMALL, "steps=1", f"rollout.agent=my_agent.py:{name}", HISTORY))
     assert outcome.metrics[1]["turns/mean"] == 2 and outcome.metrics[1]["mismatch/logprob_gap_max"] < 1e-4
     for line in lines_of(name):  # one conversation: what came back is what was sampled
-        assert line["turns"][2][1].strip().startswith("user: Sure?")
+        (_, _, _), first, asked, last = line["turns"]
+        assert asked[1].strip().startswith("user: Sure?")
+        if package == "openai":  # whose agent gives each completion its own reward
+            assert (first[3:], last[3:]) == ([-0.5], [last[2] / 10]) and line["reward"] == last[2] / 10 - 0.5
 
 
 def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
@@ -172,6 +180,7 @@ def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
         ([], "reward: agent is what rollout.agent returns"),
         (["rollout.agent=my_agent.py:wrong", "steps=1"], r"wrong raises ValueError: no such tool, at .*my_agent\.py:"),
         (["rollout.agent=my_agent.py:odd", "steps=1"], "odd returns 1000.*, which is no finite number"),
+        (["rollout.agent=my_agent.py:of_one", "steps=1"], "of_one, for a completion, returns '1', which is no finite"),
         (["rollout.agent=my_agent.py:solve", "rollout.max_context=2049"], "the model has 2048 positions"),
         (["rollout.agent=my_agent.py:solve", "queries.system=s"], "rollout.agent writes its own messages"),
         (["rollout.agent=my_agent.py:solve", "queries.chat=false"], "need a chat template"),

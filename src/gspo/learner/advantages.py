@@ -138,7 +138,8 @@ def _turn_rewards(sample: Sample, actor: ActorConfig, turns: Float[Tensor, "2 K"
     `turns` are the tokens of each, and what the environment gave for it.
     """
     own = torch.stack([piece.sum() for piece in _rewards(sample, actor, by_token=True).split(turns[0].long().tolist())])
-    given = turns[1] * (sample.score.weights.get("environment", 0.0) if sample.score else 0.0)
+    weights = sample.score.weights if sample.score else {}
+    given = turns[1] * sum(weights.get(name, 0.0) for name in ("environment", "agent"))
     return own + given - torch.cat([torch.zeros_like(given[1:]), given.sum(0, keepdim=True)])
 
 

@@ -180,7 +180,7 @@ def as_agent(function: Callable[..., Any]) -> Callable[..., Any]:
             value, error = await _awaited(lambda: value, {})
         if error is not None:
             raise _fault(name, error, function)
-        return [_reward(name, value)]
+        return [_rewards(name, value) if isinstance(value, Mapping) else _reward(name, value)]
 
     return play
 
@@ -224,6 +224,12 @@ def _reward(name: str, value: Any) -> ToolResult:
         if not isinstance(value, str) and math.isfinite(number := float(value)):
             return ToolResult(repr(number))
     raise FailedCallError(f"{name} returns {_shown(value)}, which is no finite number")
+
+
+def _rewards(name: str, values: Mapping[Any, Any]) -> ToolResult:
+    """What an agent gives single completions, by their ids, as JSON; None is nothing."""
+    given = {str(own): _reward(f"{name}, for a completion,", value) for own, value in values.items()}
+    return ToolResult(json.dumps({own: float(number) for own, number in given.items() if number}))
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Rollouts by an agent: a program that asks for completions as it likes, all of which are one response."""
 
 import asyncio
+import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from math import fsum
 from typing import Any
 
 from gspo.errors import UserError
@@ -23,6 +25,8 @@ from gspo.rollout.segments import Continuation
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Agent, Result, Tools
 from gspo.types import Failure, FinishReason, Query, Sample, Turn
+
+_ID = 32  # characters of an answer's id, behind what a dialect begins it with
 
 
 @dataclass(kw_only=True, eq=False)
@@ -66,6 +70,7 @@ class Recording:
         self._pieces, self._asked = list[_Piece](), Counter[tuple[int, ...]]()
         self._num_requests, self._num_tokens = 0, 0  # that are answered, and that the policy has written
         self._turn = asyncio.Lock()  # one request after the other: each has what the others have left
+        self._answers = dict[str, tuple[_Piece, int]]()  # by its id, where the turn of each is
         self._over: FinishReason | None = None  # the recipe's limit for which the last request was cut or refused
         self._said = set[str]()  # the policy's own messages
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()  # what ends the rollout
@@ -106,6 +111,7 @@ class Recording:
             piece = _Piece(last=self._num_requests)
             self._pieces.append(piece)
         self._add(piece, context, marked, sample)
+        self._answers[answer.id] = piece, len(piece.turns) - 1
         piece.last, piece.told = self._num_requests, [*_told(request), _comparable(_message(answer))]
         return answer
 
@@ -166,7 +172,9 @@ class Recording:
 
     async def sample(self, result: Result) -> Sample:
         """Everything as one sample, with what the agent has returned."""
-        failure, reward = result.failure, float(result.text) if result.text else None
+        failure, reward = result.failure, self._reward(json.loads(result.text)) if result.text else None
+        if isinstance(reward, Failure):
+            failure, reward = reward, None
         if self._over and failure is not None and failure.kind == "raised":
             failure, reward = None, 0.0  # the policy has used up what it had, and the agent does not say so
         if not self._pieces:  # something must be there that can be masked
@@ -186,6 +194,18 @@ class Recording:
             failure=failure,
             environment_reward=reward,
         )
+
+    def _reward(self, given: float | Mapping[str, float]) -> float | Failure:
+        """The response's reward: what the agent has given it, or its turns in all, each of which has its own then."""
+        if not isinstance(given, Mapping):
+            return given
+        for name, reward in given.items():
+            if name[-_ID:] not in self._answers:
+                what = f"the agent gives a reward to {name[:60]!r}, which is the id of no completion that it has got"
+                return Failure(kind="invalid", message=what)
+            piece, place = self._answers[name[-_ID:]]
+            piece.turns[place] = replace(piece.turns[place], reward=reward)
+        return fsum(given.values())
 
 
 def _message(answer: Answer) -> dict[str, Any]:

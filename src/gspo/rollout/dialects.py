@@ -4,7 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gspo.types import Messages, Sample
@@ -49,6 +49,7 @@ class Answer:
     Example: Answer(content="5", calls=(), finish_reason="stop", num_read=12, num_written=2)
     """
 
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # a response's own id ends in it
     content: str
     calls: Sequence[Mapping[str, Any]]  # {"name": …, "arguments": {…}}
     finish_reason: Literal["stop", "length", "tool_calls"]
@@ -117,13 +118,13 @@ class OpenAI:
         if answer.calls:
             message["tool_calls"] = _openai_calls(answer)
         choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
-        frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": 0, "model": model}
+        frame = {"id": f"chatcmpl-{answer.id}", "object": "chat.completion", "created": 0, "model": model}
         return {**frame, "choices": [choice], "usage": _openai_usage(answer)}
 
     @staticmethod
     def events(answer: Answer, model: str, options: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
         """The answer as a stream: names and contents of events."""
-        frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion.chunk", "created": 0, "model": model}
+        frame = {"id": f"chatcmpl-{answer.id}", "object": "chat.completion.chunk", "created": 0, "model": model}
         delta: dict[str, Any] = {"role": "assistant", "content": answer.content}
         if answer.calls:
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(_openai_calls(answer))]
@@ -159,7 +160,7 @@ class Anthropic:
     def response(answer: Answer, model: str) -> dict[str, Any]:
         """The answer, whole."""
         return {
-            **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model},
+            **{"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": model},
             **{"stop_reason": "stop_sequence" if answer.stop else _REASONS[answer.finish_reason]},
             **{"content": _blocks(answer), "stop_sequence": answer.stop},
             "usage": {"input_tokens": answer.num_read, "output_tokens": answer.num_written},
