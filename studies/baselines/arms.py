@@ -76,7 +76,7 @@ ARMS = (
 CONDITIONS: dict[str, Overrides] = {
     "mini_batches_1": {"actor.mini_batches": 1},
     "updates_16": {"actor.epochs": 4},  # four passes over the four mini-batches
-    "age_4": {"rollout.max_staleness": 4, "rollout.in_turn": True},
+    "age_4": {"rollout.max_staleness": 4, "rollout.in_turn": True, "actor.correction": "ignore"},
     "vllm_bfloat16": {  # whose likelihoods are π_old: the paper's §5.4
         "rollout.engine": "vllm",
         "rollout.vllm": {"python": ".venv-vllm/bin/python", "dtype": "bfloat16"},

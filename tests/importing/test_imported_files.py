@@ -354,7 +354,8 @@ def test_settings_of_verl_have_their_counterparts(settings: str, wanted: dict[st
         ("actor.eps_clip=0.2 actor.eps_clip_higher=0.28", {"actor.clip_low": 0.2, "actor.clip_high": 0.28}),
         ("actor.c_clip=3.5", {"actor.surrogate": "dual_clip", "actor.dual_clip": 3.5}),
         ("actor.use_sapo_loss=true actor.use_decoupled_loss=false", {"actor.surrogate": "sapo"}),
-        ("actor.use_decoupled_loss=false", {"actor.correction": "none", "actor.old_logprobs": "recompute"}),
+        ("actor.use_decoupled_loss=false", {"actor.correction": "ignore", "actor.old_logprobs": "recompute"}),
+        ("actor.use_decoupled_loss=false rollout.max_head_offpolicyness=0", {"actor.correction": "none"}),
         (
             "actor.use_decoupled_loss=false actor.recompute_logprob=false",
             {"actor.correction": "none", "actor.old_logprobs": "engine"},

@@ -12,7 +12,7 @@ import torch
 from gspo.objective import correction_weights, surrogate
 from gspo.recipe.published import CORRECTIONS, PUBLISHED
 
-METHODS = [method for method in CORRECTIONS if method != "none"]
+METHODS = [method for method in CORRECTIONS if method not in ("none", "ignore")]
 LEVELS = [(method, level) for method in METHODS for level in CORRECTIONS[method].levels]
 NORMED = {"tokens_per_sequence": 6.0}
 DECOUPLED_LOW, DECOUPLED_HIGH = 0.1, 0.12
@@ -126,6 +126,10 @@ def test_bounds_that_are_not_given_are_the_published_ones(method: Any) -> None:
     found = correction_weights(data.old, data.engine, torch.tensor(data.lengths), method)
     assert torch.equal(found, data.weights(method, published.low, published.high))
     assert torch.equal(found, data.weights(method)) == (method == "decoupled")  # None: no bound
+
+
+def test_to_ignore_is_a_weight_of_one() -> None:
+    assert (Data(7).weights("ignore") == 1).all()
 
 
 def test_a_method_or_level_that_there_is_not_is_named() -> None:

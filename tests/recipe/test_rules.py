@@ -71,6 +71,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ),
         ({"actor": {"correction": "tis", "old_logprobs": "engine"}}, ["π_old/π_engine", "recompute"]),
         ({"actor": {"correction": "mis", "surrogate": "minirl"}}, ["π_θ/π_engine already"]),
+        (
+            {"rollout": {"max_staleness": 2}, "actor": {"correction": "none"}},
+            ["which has sampled none", "old_logprobs: engine", "correction: decoupled", "max_staleness: 0", "ignore"],
+        ),
         ({"actor": {"correction": "icepop"}}, ["single tokens", "geometric_mask"]),
         ({"actor": {"correction": "icepop", "surrogate": "gmpo"}}, ["single tokens"]),
         ({"actor": {"correction": "mis"}}, ["single tokens", "correction_level: sequence"]),
@@ -258,6 +262,25 @@ def test_a_correction_brings_its_own_bounds_and_level(method: Any) -> None:
     assert ActorConfig.model_validate({"correction": method, **bounds}) == actor
 
 
+@pytest.mark.parametrize(
+    ("actor", "correction"),
+    [
+        ({}, "decoupled"),
+        ({"old_logprobs": "recompute", "surrogate": "dapo"}, "decoupled"),
+        ({"old_logprobs": "engine"}, "none"),
+        ({"surrogate": "ipo"}, "none"),  # it weighs by the engine itself
+        ({"correction": "tis"}, "tis"),
+        ({"correction": "ignore"}, "ignore"),
+    ],
+)
+def test_the_age_of_responses_counts_unless_a_recipe_says_that_it_is_not_to(
+    actor: Mapping[str, Any], correction: str
+) -> None:
+    stale = recipe({"rollout": {"max_staleness": 2}, "actor": actor})
+    assert stale.actor.correction == correction and ineffective_settings(stale) == []
+    assert recipe({"actor": actor, "rollout": {}}).actor.correction == actor.get("correction", "none")
+
+
 @pytest.mark.parametrize("value", [["clip"], {"name": "clip"}, 3, None, "gspo"])
 def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
     with pytest.raises(UserError, match=r"actor\.surrogate"):
@@ -273,6 +296,7 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
         ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
+        ({"actor": {"correction": "ignore"}}, "actor.correction: ignore is about stale responses"),
         ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
         ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
         ({"actor": {"surrogate": "dapo", "entropy_bonus": 0.1}}, "the divisor of length_norm: mean"),

@@ -52,8 +52,8 @@ def correction_weights(
     `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0. `geometric_mask`: 1 within
     [low, high], else 0. `kpop` (AReaL): ρ, but 0 where the chances to draw the token, as those of two coins, diverge by
     more than `high` nats to either side; that of two small chances may be large. `decoupled`: ρ itself, for stale
-    rollouts (arXiv 2110.00641, Eq. 10). `bounds` are (low, high); a bound of None does not bind. Bounds and level are
-    as published unless they are given. The mean over a sequence's tokens is geometric: their product goes to 0 or
+    rollouts (arXiv 2110.00641, Eq. 10), and `ignore`: 1. `bounds` are (low, high); None does not bind. Bounds and level
+    are as published unless they are given. The mean over a sequence's tokens is geometric: their product goes to 0 or
     infinity with the length. Raises ValueError for another method, for a level that the method does not have, and for
     tensors that do not fit.
     """
@@ -63,6 +63,8 @@ def correction_weights(
     if (level := level or published.levels[0]) not in published.levels:
         raise ValueError(f"{method} has no level {level!r}: {' or '.join(published.levels)}")
     check_packed(lengths, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs)
+    if method == "ignore":
+        return torch.ones_like(old_logprobs)
     lengths = lengths.to(old_logprobs.device, non_blocking=True)
     log_ratio = (old_logprobs - sampler_logprobs).detach()
     if level == "sequence":

@@ -22,7 +22,7 @@ Name = Literal[
     "minirl",
     "reinforce",
 ]
-Correction = Literal["none", "tis", "mis", "icepop", "kpop", "geometric_mask", "decoupled"]
+Correction = Literal["none", "tis", "mis", "icepop", "kpop", "geometric_mask", "decoupled", "ignore"]
 CorrectionLevel = Literal["token", "sequence"]
 Range = tuple[float, float]
 
@@ -132,7 +132,18 @@ CORRECTIONS: Mapping[Correction, PublishedCorrection] = {
     "kpop": PublishedCorrection(high=2.0, levels=("token",)),  # AReaL's kpop_phi
     "geometric_mask": PublishedCorrection(low=0.99, high=1.01, levels=("sequence",)),
     "decoupled": PublishedCorrection(),
+    "ignore": PublishedCorrection(),  # of stale responses, on purpose
 }
+
+
+def when_stale(actor: Mapping[str, Any], max_staleness: Any) -> Mapping[str, Any]:
+    """The keys of `actor`, with `correction: decoupled` where responses may be stale and nothing says how that counts.
+
+    π_old of the trainer has not sampled such a response: a ratio to it knows nothing of the steps in between.
+    """
+    weighs = any(own.weighs_by_engine for name, own in PUBLISHED.items() if name == actor.get("surrogate"))
+    is_open = "correction" not in actor and actor.get("old_logprobs") != "engine" and not weighs
+    return {**actor, "correction": "decoupled"} if is_open and max_staleness not in (None, 0) else actor
 
 
 def as_published(actor: Mapping[str, Any]) -> dict[str, Any]:

@@ -222,6 +222,7 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     by_function = actor.reward_aggregation == "normalize_then_sum"
     surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
     low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
+    anchored = actor.old_logprobs == "recompute" and correction == "none"
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
     drops_tokens = correction in ("mis", "icepop", "kpop") and actor.correction_level == "token"
     kl_in_reward = kl.coefficient and kl.place == "reward"
@@ -237,6 +238,10 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: takes_tokens and surrogate == "gmpo",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
+        """rollout.max_staleness with actor.old_logprobs: recompute and actor.correction: none: the ratio is to the
+        policy that begins the step, which has sampled none of the responses; set old_logprobs: engine, correction:
+        decoupled (weighs by π_old/π_engine), or max_staleness: 0 (to have it so on purpose, correction: ignore)
+        """: recipe.rollout.max_staleness and anchored and not published.weighs_by_engine,
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
         """: correction != "none" and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
         f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
@@ -323,9 +328,8 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is one for training all weights; with model.lora take about 10
         times as much: 1e-5 for billions of parameters, 1e-4 for fewer
         """: recipe.model.lora and actor.optimizer.name == "adamw" and actor.optimizer.lr < 5e-6,
-        """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
-        the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
-        """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",
+        """actor.correction: ignore is about stale responses, which rollout.max_staleness: 0 has none of
+        """: actor.correction == "ignore" and not rollout.max_staleness,
         """checkpoint.best, early_stop.metric or phases.when: evaluations are before and after training only; set
         evaluation.every
         """: _goes_by_evaluation(recipe) and not evaluation.every,

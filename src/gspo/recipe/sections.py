@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from gspo.errors import writable
-from gspo.recipe.published import PUBLISHED, Advantage, Correction, LengthNorm, Level, Name, as_published
+from gspo.recipe.published import PUBLISHED, Advantage, Correction, LengthNorm, Level, Name, as_published, when_stale
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
 LONG_SECONDS = {"code": 3600.0, "judge": 600.0, "reward_model": 600.0}  # limits of a call of built-in rewards
@@ -463,7 +463,9 @@ class ActorConfig(Section):
     discount: PositiveFraction = key(1.0, "Each token or segment on the way to a later reward multiplies it by this.")
     advantage_ddof: Literal[0, 1] = key(1, "The variance of n rewards is divided by n - ddof.")
     opsm_delta: PositiveFloat | None = key(None, "Drop sequences of Â < 0 with a larger mean log(π_engine/π_θ): OPSM.")
-    correction: Correction = key("none", "Correct for the engine's likelihoods: see [how](objectives.md#corrections).")
+    correction: Correction = key(
+        "none", "Correct for the engine's likelihoods ([how](objectives.md#corrections)); stale ones: `decoupled`."
+    )
     correction_level: Literal["token", "sequence"] = key(
         "token", "Correct by each token's ratio, or by its geometric mean over the sequence."
     )
@@ -762,3 +764,11 @@ class RecipeKeys(Section):
     report: ReportConfig = ReportConfig()
     trainer: TrainerConfig = TrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _correct_if_stale(cls, value: Any) -> Any:
+        actor, rollout = (value.get(name, {}) if isinstance(value, dict) else None for name in ("actor", "rollout"))
+        if not isinstance(actor, dict) or not isinstance(rollout, dict):
+            return value
+        return {**value, "actor": when_stale(actor, rollout.get("max_staleness"))}

@@ -37,7 +37,7 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, config: Any) -> list[str]:
     weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
     if PUBLISHED[actor.surrogate].weighs_by_engine:
         weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
-    elif actor.correction != "none":
+    elif actor.correction not in ("none", "ignore"):
         weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
     measured = "sampling/kept_mass" if rollout.engine == "embedded" else "not by a server"
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
