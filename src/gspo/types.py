@@ -147,6 +147,7 @@ class Sample:
     reference_logprobs: Float[Tensor, "W"] | None = None
     teacher_logprobs: Float[Tensor, "W"] | None = None
     values: Float[Tensor, "W"] | None = None  # of the state before each token
+    squared_errors: Float[Tensor, "W"] | None = None  # |1[y] - π|², where an optimal_token_baseline asks for it
     # From the comparison with the group, or with the values.
     masked: bool = False  # scored, and part of the group's mean, but no part of the loss
     advantage: float = 0.0  # where every token has its own, their mean

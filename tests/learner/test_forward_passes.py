@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import learner_of, scored, sequence_of
+from tests.samples import learner_of, scored, sequence_of, token_advantages_of
 from tests.sampling import sample_groups
 
+from gspo.learner.advantages import with_advantages
 from gspo.learner.critic import Critic
 from gspo.learner.forward_passes import score_with_models
 from gspo.model.policy import Policy
+from gspo.objective import optimal_token_advantages
 from gspo.recipe.sections import CriticConfig, RolloutConfig
 from gspo.types import Batch, Group, Sample
 
@@ -63,6 +65,37 @@ def test_another_reference_says_its_own(groups: Any, new_policy: NewPolicy, acto
             expected = plain_logprobs(other, [sequence_of(sample)], 0.7)
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
         assert (logprobs - sample.sampler_logprobs).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 10**6])
+def test_an_optimal_token_baseline_weighs_by_how_far_each_token_was_from_certain(
+    micro_batch_tokens: int, groups: Any, new_policy: NewPolicy, actor_of: Any
+) -> None:
+    policy, token = new_policy(), {"importance_sampling_level": "sequence_token"}
+    actor = actor_of(advantage="optimal_token_baseline", micro_batch_tokens=micro_batch_tokens, **token)
+    found = appraised(groups, actor, policy=policy)
+    errors = filled(found, "squared_errors")
+    assert list(errors) == [index for index, reward in enumerate(REWARDS) if reward is not None]
+    for index, own in errors.items():
+        sample = found.samples[index]
+        ids = torch.cat([torch.tensor(sample.query.prompt_ids), sample.token_ids])
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids[None], use_cache=False).logits[0].double() / 0.7
+        chances = logits.softmax(-1)[len(sample.query.prompt_ids) - 1 : -1]
+        chosen = chances.gather(-1, sample.token_ids[:, None])[:, 0]
+        torch.testing.assert_close(own.double(), 1 - 2 * chosen + chances.square().sum(-1), rtol=0, atol=1e-5)
+    samples, of_group = with_advantages(found, actor).samples, [0, 2, 3]  # the scored ones of the first query
+    expected = optimal_token_advantages(
+        torch.cat([torch.tensor([*[0.0] * (samples[i].num_written - 1), REWARDS[i]]).double() for i in of_group]),
+        torch.cat([errors[i] for i in of_group]),
+        torch.tensor([samples[i].num_written for i in of_group]),
+        torch.zeros(3, dtype=torch.long),
+    )
+    given = torch.cat([token_advantages_of(samples[i]) for i in of_group])
+    torch.testing.assert_close(given, expected.float(), rtol=0, atol=1e-6)
+    assert samples[1].advantage == 0 and len(set(given.tolist())) > 3
+    with pytest.raises(ValueError, match="squared_errors of each scored sample"):
+        with_advantages(scored(groups, REWARDS), actor)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 10**6])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.model.head import Head, token_likelihood
+from gspo.model.head import Head, token_likelihood, token_squared_errors
 
 TOKENS, WIDTH, VOCABULARY = 23, 6, 11
 
@@ -175,3 +175,16 @@ def test_logits_of_bfloat16_operands_are_not_rounded_to_bfloat16() -> None:
     slope[torch.arange(200), targets] += 1
     for found, wanted in ((states.grad, slope @ weight.double()), (weights.grad, slope.T @ hidden.double())):
         assert found is not None and (found.double() - wanted).norm() <= 6e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, 50])
+def test_a_squared_error_is_the_length_of_the_gradient_by_the_logits(
+    chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * VOCABULARY)
+    hidden, weight, bias, targets = inputs()
+    found = token_squared_errors(Head(weight=weight, bias=bias), hidden, targets, 0.6)
+    logits = ((hidden.double() @ weight.double().T + bias.double()) / 0.6).requires_grad_()
+    logits.log_softmax(-1)[torch.arange(TOKENS), targets].sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    torch.testing.assert_close(found.double(), logits.grad.square().sum(-1), rtol=1e-5, atol=1e-6)

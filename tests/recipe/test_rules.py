@@ -36,6 +36,8 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"surrogate": "reinforce", "importance_sampling_level": "sequence"}}, ["no importance ratio"]),
         ({"actor": {"surrogate": "ppo", "importance_sampling_level": "sequence"}}, ["value model", "sequence_token"]),
         ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
+        ({"actor": {"advantage": "optimal_token_baseline"}}, ["every token an advantage of its own", "sequence_token"]),
+        ({"actor": {**TOKENS, "advantage": "optimal_token_baseline", "discount": 0.9}}, ["set actor.discount: 1"]),
         ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
         ({"reward": [{"function": "math", "per": "token"}]}, ["reward.0.per: token", "sequence_token"]),
         ({"actor": {**BY_FUNCTION, "advantage": "group_mean"}}, ["as advantage: group does, not group_mean"]),

@@ -13,6 +13,7 @@ from gspo.objective import (
     distillation_advantages,
     kl_estimate,
     normalize_then_sum,
+    optimal_token_advantages,
     token_advantages,
     turn_advantages,
 )
@@ -94,6 +95,8 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
     if actor.turn_credit == "return_to_go":
         return _by_turn(batch, actor, group_ids)
+    if actor.advantage == "optimal_token_baseline":
+        return _with_optimal_baseline(batch, actor, group_ids)
     if actor.advantage in ("group", "batch"):
         # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
         groups = tuple(_without_penalties(group) if _penalty_alone_differs(group) else group for group in groups)
@@ -130,6 +133,17 @@ def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> B
     return batch.with_changed(
         {sample: _with_advantage(sample, piece.repeat_interleave(own[0].long())) for sample, own, piece in pieces}
     )
+
+
+def _with_optimal_baseline(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:
+    """Return each token compared with the group's tokens at its place, of which the surest count least."""
+    if any(sample.squared_errors is None for sample in batch.samples if sample.reward is not None):
+        raise ValueError("optimal_token_baseline takes the squared_errors of each scored sample: score_with_models")
+    errors = [torch.zeros(s.num_written) if s.squared_errors is None else s.squared_errors for s in batch.samples]
+    rewards, lengths = [_rewards(sample, actor, by_token=True) for sample in batch.samples], [*map(len, errors)]
+    advantages = optimal_token_advantages(torch.cat(rewards), torch.cat(errors), torch.tensor(lengths), group_ids)
+    pieces = zip(batch.samples, advantages.split(lengths), strict=True)
+    return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
 
 
 def _turn_rewards(sample: Sample, actor: ActorConfig, turns: Float[Tensor, "2 K"]) -> Float[Tensor, "K"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.learner.micro_batching import Learner, for_each_sample, mini_batches, split_tokens, trained_samples
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, response_likelihood
+from gspo.model.policy import Policy, response_likelihood, squared_errors
 from gspo.types import Batch, Sample
 
 Fields = dict[str, Any]  # those of a sample that a forward pass fills in
@@ -18,6 +18,7 @@ def score_with_models(batch: Batch, learner: Learner, reference: Policy | None, 
     """The batch with what the models beside the policy say of every scored sample, where the recipe has such models.
 
     That is the reference's and the teacher's log-likelihoods, and the critic's values. A teacher reads its own prompt.
+    For an optimal token baseline the policy itself says how far each token was from certain.
     """
     critic = learner.critic
 
@@ -30,6 +31,10 @@ def score_with_models(batch: Batch, learner: Learner, reference: Policy | None, 
         assert critic is not None
         return ({"values": row} for row in split_tokens(critic.values(sequences), sequences))
 
+    def errors(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        packed = squared_errors(learner.policy, sequences, learner.temperature)
+        return ({"squared_errors": row} for row in split_tokens(packed, sequences))
+
     def scored() -> list[Sample]:
         return [sample for sample in batch.samples if sample.reward is not None]
 
@@ -40,6 +45,8 @@ def score_with_models(batch: Batch, learner: Learner, reference: Policy | None, 
         batch = _with_fields(batch, learner, scored(), compute, read=_as_teacher_reads)
     if critic is not None:
         batch = _with_fields(batch, learner, scored(), values)
+    if learner.actor.advantage == "optimal_token_baseline":
+        batch = _with_fields(batch, learner, scored(), errors)
     return batch
 
 

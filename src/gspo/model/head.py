@@ -46,6 +46,19 @@ def token_likelihood(
     return logprobs, entropy
 
 
+@torch.no_grad()
+def token_squared_errors(
+    head: Head, hidden: Float[Tensor, "N H"], targets: Int[Tensor, "N"], temperature: float
+) -> Float[Tensor, "N"]:
+    """|1[y] - π|² = 1 - 2π(y) + Σ_v π_v² of the N targets, in the memory that `token_likelihood` takes."""
+    result = hidden.new_empty(len(hidden), dtype=torch.float32)
+    for rows in _chunks(len(hidden), len(head.weight)):
+        errors = torch.softmax(head.logits(hidden[rows]).div_(temperature), -1)
+        errors[torch.arange(len(errors), device=errors.device), targets[rows]] -= 1
+        result[rows] = errors.square_().sum(-1)
+    return result
+
+
 class _TokenLikelihood(torch.autograd.Function):
     """A gradient by hand: autograd would keep all tokens' probabilities, and a weight gradient for each chunk."""
 

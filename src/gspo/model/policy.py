@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.errors import UserError
 from gspo.model.freed_memory import keep_freed_memory
-from gspo.model.head import Head, token_likelihood
+from gspo.model.head import Head, token_likelihood, token_squared_errors
 from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
 from gspo.model.lora import adapter_of, add_lora, has_adapter, save_adapter, with_adapter
@@ -214,6 +214,19 @@ def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
     (hidden,) = policy.forward(lambda: (take(policy.run(layout).hidden, layout.predictors),))
     return hidden
+
+
+def squared_errors(policy: Policy, sequences: Sequence[TokenSequence], temperature: float) -> Float[Tensor, "N"]:
+    """|1[y] - π|² of every scored response token, the squared length of its gradient by the logits (no gradient)."""
+    layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
+    targets = torch.cat([sequence.scored_ids for sequence in sequences]).to(policy.device, non_blocking=True)
+
+    def compute() -> tuple[Any, ...]:
+        hidden = take(policy.run(layout).hidden, layout.predictors)
+        return (token_squared_errors(policy.head, hidden, targets, temperature),)
+
+    (errors,) = policy.forward(compute)
+    return errors
 
 
 def _by_sequence(

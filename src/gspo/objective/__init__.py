@@ -8,6 +8,7 @@ from gspo.objective.advantage import (
     distillation_advantages,
     group_advantages,
     normalize_then_sum,
+    optimal_token_advantages,
     token_advantages,
     turn_advantages,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "group_advantages",
     "kl_estimate",
     "normalize_then_sum",
+    "optimal_token_advantages",
     "surrogate",
     "token_advantages",
     "turn_advantages",

@@ -78,6 +78,8 @@ def token_advantages(
     """
     if kind == "gae":
         raise ValueError("gae takes a value model: advantages_and_returns")
+    if kind == "optimal_token_baseline":
+        raise ValueError(f"{kind} takes the squared errors of the tokens: optimal_token_advantages")
     check_name("kind", kind, [name for name in get_args(Advantage) if name != "gae"])
     check_packed(lengths, rewards=rewards)
     if group_ids.shape != lengths.shape:
@@ -131,6 +133,41 @@ def turn_advantages(
     by the deviation of the returns at each turn it is not. A difference by less than `EQUAL` of the largest return at a
     turn is 0. A response with a NaN reward is not scored. Raises ValueError for shapes that do not fit.
     """
+    returns, scored, cells = _returns(rewards, lengths, group_ids, discount)
+    counted = scored.to(returns.dtype)
+    others = _total(counted, cells) - counted
+    baseline = (_total(counted * returns, cells) - counted * returns) / others.clamp(min=1)
+    return _beyond_rounding(returns, baseline, scored, cells)
+
+
+def optimal_token_advantages(
+    rewards: Float[Tensor, "N"],
+    squared_errors: Float[Tensor, "N"],
+    lengths: Int[Tensor, "B"],
+    group_ids: Int[Tensor, "B"],
+) -> Float[Tensor, "N"]:
+    """The advantage of each token with the baseline of the least variance (arXiv 2602.07078): G_{i,t} - B_t.
+
+    G_{i,t} is the sum of the rewards of token t and of later ones, B_t = Σ_i W_{i,t} G_{i,t} / Σ_i W_{i,t} over the
+    group's responses that have a token t, W_{i,t} = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_v²), where `squared_errors` has the
+    summands, which stand for the squared length of each token's gradient. Departures: where all W are 0, B_t is the
+    mean; a difference by less than `EQUAL` of the largest is 0, and a response with a NaN reward is not scored. Raises
+    ValueError for shapes that do not fit.
+    """
+    check_packed(lengths, squared_errors=squared_errors)
+    returns, scored, cells = _returns(rewards, lengths, group_ids, 1.0)
+    errors = squared_errors.double()
+    sums, starts = errors.cumsum(0), (lengths.cumsum(0) - lengths)[sequence_of_token(lengths, len(rewards))]
+    weights = torch.where(scored, (sums - (sums - errors)[starts]).clamp(min=1e-30), 0.0)
+    total = _total(weights, cells)
+    baseline = _total(weights * returns, cells) / torch.where(total > 0, total, 1.0)
+    return _beyond_rounding(returns, baseline.to(returns.dtype), scored, cells)
+
+
+def _returns(
+    rewards: Float[Tensor, "N"], lengths: Int[Tensor, "B"], group_ids: Int[Tensor, "B"], discount: float
+) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"], Int[Tensor, "N"]]:
+    """The rewards to go, whether their responses are scored, and an index for each place of each group."""
     check_packed(lengths, rewards=rewards)
     if group_ids.shape != lengths.shape:
         raise ValueError(f"group_ids {list(group_ids.shape)} name the group of each of {len(lengths)} responses")
@@ -139,9 +176,13 @@ def turn_advantages(
     earned = torch.where(scored, rewards, 0.0)
     returns = discounted_sums(earned, lengths, torch.full_like(earned, discount))
     _, cells = torch.unique(torch.stack([group_ids[sequences], places]), dim=1, return_inverse=True)
-    counted = scored.to(returns.dtype)
-    others = _total(counted, cells) - counted
-    baseline = (_total(counted * returns, cells) - counted * returns) / others.clamp(min=1)
+    return returns, scored, cells
+
+
+def _beyond_rounding(
+    returns: Float[Tensor, "N"], baseline: Float[Tensor, "N"], scored: Bool[Tensor, "N"], cells: Int[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """The differences of the returns from the baseline; 0 where that is rounding, or not scored."""
     largest = returns.abs().new_zeros(int(cells.max()) + 1 if len(cells) else 0)
     largest = largest.scatter_reduce_(0, cells, returns.abs(), reduce="amax")[cells]
     difference = returns - baseline

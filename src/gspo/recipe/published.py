@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 Level = Literal["token", "sequence", "sequence_token"]
 LengthNorm = Literal["own", "group", "mean", "turns", "constant", "none"]
-Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "max_rl", "gae"]
+Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "max_rl", "optimal_token_baseline", "gae"]
 Name = Literal[
     "clip",
     "ppo",

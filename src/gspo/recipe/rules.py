@@ -256,6 +256,8 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """actor.advantage: max_rl divides by the mean reward, which a penalty for length, a KL or a weight below 0 may
         make negative; set rollout.overlong: mask or keep, kl.place: loss, no such weight, or advantage: group_mean
         """: actor.advantage == "max_rl" and (penalises or kl_in_reward or any(r.weight < 0 for r in recipe.reward)),
+        """actor.advantage: optimal_token_baseline is of undiscounted rewards; set actor.discount: 1
+        """: actor.advantage == "optimal_token_baseline" and actor.discount != 1,
         f"""actor.correction_low {low} must be below correction_high {high}
         """: correction != "none" and low is not None and high is not None and low >= high,
         f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
@@ -399,4 +401,4 @@ def _per_token(recipe: RecipeKeys) -> str:
         return "actor.turn_credit: return_to_go"
     if recipe.teacher.is_on:
         return "teacher"
-    return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""
+    return f"actor.advantage: {own}" if (own := recipe.actor.advantage) in ("gae", "optimal_token_baseline") else ""
