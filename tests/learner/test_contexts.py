@@ -9,10 +9,10 @@ import torch
 from tests.samples import accumulated, query_of, sample_of
 
 from gspo.learner.loss import Denominators
-from gspo.learner.micro_batching import token_sequence
+from gspo.learner.micro_batching import token_sequence, trained_samples
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
-from gspo.types import Experts, Sample
+from gspo.types import Experts, Group, Sample, Score
 
 NewPolicy = Callable[..., Policy]
 CLIP = {"clip_low": 0.03, "clip_high": 0.04}
@@ -127,3 +127,39 @@ def test_experts_are_those_of_each_context_and_can_be_used_again(new_policy: New
         free = response_likelihood(policy, sequences).logprobs
     assert torch.allclose(found, torch.cat(expected), atol=1e-5)
     assert not torch.allclose(found, free, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_what_is_said_after_a_turn_adds_its_cross_entropy_by_response_however_passes_are_cut(
+    family: str, new_policy: NewPolicy, actor_of: Any, plain_logprobs: Any, gradient_of: Any
+) -> None:
+    policy, weight, divisors = new_policy(family), 0.3, Denominators(num_sequences=len(PIECES))
+    samples = [trajectory(pieces, (-1.0) ** number) for number, pieces in enumerate(PIECES)]
+    samples = [replace(sample, old_logprobs=sample.sampler_logprobs) for sample in samples]
+    fields = {"importance_sampling_level": "token", "entropy_bonus": 0.2, "router_aux_loss": 0.1, **CLIP}
+    without, _ = accumulated(policy, samples, actor_of(**fields), divisors, temperature=0.7)
+    expected, surprises = gradient_of(policy.model), list[torch.Tensor]()
+    for pieces in PIECES:
+        said = []
+        for context, *rest in pieces:
+            is_said = torch.tensor([number % 2 == 1 for number, part in enumerate(rest) for _ in part])
+            row = TokenSequence(prompt_ids=context, response_ids=torch.tensor([token for own in rest for token in own]))
+            said.append(plain_logprobs(policy, [row], 0.7)[is_said])
+        surprises += [-own.mean() for own in [torch.cat(said)] if len(own)]
+    assert len(surprises) == 2  # nobody answers within the other two responses
+    surprise = torch.stack(surprises).sum() / len(PIECES)
+    (weight * surprise).backward()  # type: ignore[no-untyped-call]
+    expected = expected + gradient_of(policy.model)
+    for micro_batch_tokens in (1, 30, 10**6):
+        actor = actor_of(observation_loss=weight, micro_batch_tokens=micro_batch_tokens, **fields)
+        report, _ = accumulated(policy, samples, actor, divisors, temperature=0.7)
+        assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
+        assert report.observation_loss == pytest.approx(surprise.item(), rel=1e-5)
+        assert report.loss == pytest.approx(without.loss, rel=1e-5)
+
+
+def test_a_response_without_an_advantage_is_trained_on_where_what_is_said_trains(actor_of: Any) -> None:
+    sample = replace(trajectory(PIECES[0], 0.0), score=Score(reward=1.0, parts={}))
+    groups = [Group(samples=(sample, replace(sample, masked=True)))]
+    assert trained_samples(groups, actor_of()) == []
+    assert trained_samples(groups, actor_of(observation_loss=0.1)) == [sample]

@@ -159,6 +159,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             {"teacher": {"path": "t", "advantage_weight": 0}, "actor": TOKENS, "rollout": {"dynamic_sampling": True}},
             ["drops groups that the teacher would train on"],
         ),
+        ({"actor": {"observation_loss": 0.1}}, ["here nothing is", "rollout.tools, mcp, environment or agent"]),
         (
             {"rollout": {"tools": ["calculator"]}, "actor": {"turn_credit": "return_to_go"}},
             ["set actor.advantage: leave_one_out", "(GSPO-token) or token"],
@@ -301,6 +302,10 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"correction": "ignore"}}, "actor.correction: ignore is about stale responses"),
         ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
         ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
+        (
+            {"actor": {"surrogate": "dapo", "observation_loss": 0.1}, "rollout": {"tools": ["calculator"]}},
+            "weaker by the length",
+        ),
         ({"actor": {"surrogate": "dapo", "entropy_bonus": 0.1}}, "the divisor of length_norm: mean"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
         ({"actor": {"clip_low": 0.2}}, "0.2/0.0004 is far from 0.0003/0.0004"),

@@ -52,12 +52,15 @@ def test_turns_are_counted_written_down_and_evaluated() -> None:
         seen.extend(completions)
         return [float(len(text)) for text in completions]
 
-    outcome = train(recipe_of("counted", *FAST, "steps=1", "evaluation.num_queries=4"), reward=judged)
+    outcome = train(
+        recipe_of("counted", *FAST, "steps=1", "evaluation.num_queries=4", "actor.observation_loss=0.1"), reward=judged
+    )
     first, line = outcome.metrics
     assert "evaluation/held_out/pass_at_1" in first
     lines = read_json_lines(Path("runs/counted/rollouts/step_000001.jsonl"))[0]
     turns = [turn for each in lines for turn in each["turns"]]
     assert line["turns/mean"] == sum(role == "assistant" for role, *_ in turns) / len(lines) > 1
+    assert 0 < line["turns/observation_loss"] < 20  # nats
     assert 0 < line["tools/error_fraction"] < 0.5 and line["tools/calls_mean"] > 0
     for each in lines:
         assert sum(size for *_, size in each["turns"]) == each["tokens"]

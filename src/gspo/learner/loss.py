@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gspo import objective
 from gspo.learner.micro_batching import Learner, token_sequence
 from gspo.learner.volatility import Activation, activation
-from gspo.model.policy import response_likelihood
+from gspo.model.packing import take
+from gspo.model.policy import Likelihood, response_likelihood
 from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.published import LengthNorm
@@ -66,15 +67,27 @@ class _Pass:
     def __init__(self, learner: Learner, samples: Sequence[Sample]) -> None:
         self.actor, self.samples = learner.actor, samples
         self.sequences = [token_sequence(sample, self.actor) for sample in samples]
-        self.likelihood = response_likelihood(
-            learner.policy,
-            self.sequences,
-            temperature=learner.temperature,
-            keep_router_logits=self.actor.router_aux_loss > 0,
-        )
+        self.said = [said(sample) for sample in samples] if self.actor.observation_loss else []
+        self.likelihood, self.said_logprobs = self._likelihoods(learner)
         self.lengths = torch.tensor([sample.num_written for sample in samples])
         self.old_logprobs = self.packed("old_logprobs")
         self.weights = self._weights()
+
+    def _likelihoods(self, learner: Learner) -> tuple[Likelihood, Float[Tensor, "O"]]:
+        """Of the tokens that the policy wrote, and log π of those that were said to it, from one pass."""
+        masks = [sample.loss_mask | own for sample, own in zip(self.samples, self.said, strict=False)]
+        read = [replace(sequence, loss_mask=mask) for sequence, mask in zip(self.sequences, masks, strict=False)]
+        whole = response_likelihood(
+            learner.policy,
+            read or self.sequences,
+            temperature=learner.temperature,
+            keep_router_logits=self.actor.router_aux_loss > 0,
+        )
+        if not read:
+            return whole, whole.logprobs[:0]
+        is_said = torch.cat([own[mask] for own, mask in zip(self.said, masks, strict=True)])
+        rows = [tokens.nonzero()[:, 0].to(whole.logprobs.device) for tokens in (is_said, ~is_said)]
+        return whole.at(rows[1]), take(whole.logprobs, rows[0])
 
     def packed(self, name: str) -> Float[Tensor, "N"]:
         """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
@@ -96,6 +109,12 @@ class _Pass:
         return objective.correction_weights(*likelihoods, self.lengths, actor.correction, bounds, level=level)
 
 
+def said(sample: Sample) -> Bool[Tensor, "T"]:
+    """The tokens that were said to the policy after a turn of its own: of each context, not what it begins with."""
+    contexts = sample.loss_mask.tensor_split(list(sample.starts))
+    return torch.cat([written.cumsum(0) > 0 for written in contexts]) & ~sample.loss_mask
+
+
 def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
     """Make a forward pass over some samples of a mini-batch, and compute everything that is learned from it."""
     forward, actor, critic = _Pass(learner, samples), learner.actor, learner.critic
@@ -115,6 +134,11 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
         terms["kl"] = divergence.detach() / count
     if actor.entropy_bonus:
         total = total - actor.entropy_bonus * forward.per_sequence(likelihood.entropy) / count
+    if actor.observation_loss:
+        lengths = torch.tensor([int(own.sum()) for own in forward.said])
+        surprise = -sequence_mean(forward.said_logprobs, lengths).sum() / count
+        total = total + actor.observation_loss * surprise
+        terms["observation_loss"] = surprise.detach()
     if likelihood.router_logits:
         unbalanced = _balance_loss(forward) / count
         total = total + actor.router_aux_loss * unbalanced

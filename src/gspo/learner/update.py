@@ -37,6 +37,7 @@ class MiniBatchReport:
     loss: float = 0.0  # the surrogate's part
     balance_loss: float = 0.0  # of the routers, mean over the trained sequences; 0 where it is no part of the loss
     kl: float = 0.0  # of the policy from the reference, estimated; 0 where it is no part of the loss
+    observation_loss: float = 0.0  # the cross-entropy of what was said to the policy; 0 where it is no part of the loss
     value_loss: float = 0.0
     # Of a model with routers: before the step, compared with π_old's, in the first mini-batch with the engine's.
     activation: Activation | None = None

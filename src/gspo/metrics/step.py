@@ -60,7 +60,7 @@ def step_metrics(
         **_critic_metrics(samples, reports),
         **_mismatch_metrics(samples),
         **_sampling_metrics(sampled),
-        **_turn_metrics(sampled),
+        **_turn_metrics(sampled, reports, actor),
         **expert_metrics(samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
@@ -142,12 +142,14 @@ def _source_metrics(groups: Sequence[Group], actor: ActorConfig) -> Metrics:
     return found
 
 
-def _turn_metrics(samples: Sequence[Sample]) -> Metrics:
+def _turn_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
     turns = [turn for sample in samples for turn in sample.turns]
     if not turns:
         return {}
     calls = sum(turn.num_calls for turn in turns)
+    losses = [report.observation_loss for report in reports]
     return {
+        **({"turns/observation_loss": mean(losses)} if actor.observation_loss else {}),
         "turns/mean": sum(turn.role == "assistant" for turn in turns) / len(samples),
         "turns/most_fraction": sum(sample.finish_reason == "turns" for sample in samples) / len(samples),
         "turns/written_fraction": sum(s.num_written for s in samples) / sum(s.num_tokens for s in samples),

@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -180,6 +180,11 @@ class Likelihood:
     hidden: Float[Tensor, "N H"]  # the state that predicts each token
     experts: tuple[Experts, ...] | None  # of each sequence, the routers' choice; None: no routers can be watched
     router_logits: tuple[Float[Tensor, "N E"], ...]  # layer by layer, if the caller asked for them
+
+    def at(self, rows: Int[Tensor, "M"]) -> "Likelihood":
+        """Those of some of the tokens; experts stay those of whole sequences."""
+        packed = {name: take(getattr(self, name), rows) for name in ("logprobs", "entropy", "hidden")}
+        return replace(self, **packed, router_logits=tuple(take(logits, rows) for logits in self.router_logits))
 
 
 def response_likelihood(

@@ -133,6 +133,9 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         """actor.turn_credit: return_to_go takes the mean return of the group's others from a turn's, and divides by no
         deviation, which would bias it: set actor.advantage: leave_one_out
         """: by_turn and recipe.actor.advantage != "leave_one_out",
+        """actor.observation_loss trains on what is said to the policy, and here nothing is; set rollout.tools, mcp,
+        environment or agent, or leave it out
+        """: recipe.actor.observation_loss and not rollout.has_turns,
         """actor.turn_credit: return_to_go with a reward per: segment or token: both say which tokens earn a reward;
         leave one out
         """: by_turn and any(reward.weight and reward.per != "response" for reward in rewards),
@@ -316,9 +319,10 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: is_far and actor.clip_fraction is None and published.form not in ("sapo", "reinforce"),
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
-        f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
-        are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
-        """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
+        f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them the terms of KL, entropy and
+        observations, which are means, are weaker by the length of the response over the divisor of length_norm:
+        {actor.length_norm}
+        """: actor.length_norm != "own" and (actor.entropy_bonus or actor.observation_loss or actor.kl_in_loss),
         f"""phases: the last begins at step {last_phase}, and the run ends after step {recipe.steps}
         """: last_phase > recipe.steps,
         f"""phases: a condition is to hold for {longest_hold} steps, and the run has {recipe.steps}

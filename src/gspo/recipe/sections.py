@@ -473,6 +473,9 @@ class ActorConfig(Section):
     correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine. `kpop`: nats.")
     kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
     entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
+    observation_loss: NonNegativeFloat = key(
+        0.0, "The weight of the cross-entropy of what tools, an environment or an agent say to the policy; 0: none."
+    )
     mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
     epochs: Positive = key(1, "Passes over a rollout batch, each over the same mini-batches; π_old stays the batch's.")
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
@@ -507,7 +510,7 @@ class ActorConfig(Section):
     @property
     def every_sequence_trains(self) -> bool:
         """Tell whether a response without an advantage has a gradient, too."""
-        return self.entropy_bonus != 0 or self.kl_in_loss or self.advantage == "gae"
+        return bool(self.entropy_bonus or self.observation_loss) or self.kl_in_loss or self.advantage == "gae"
 
     @property
     def kl_in_loss(self) -> bool:

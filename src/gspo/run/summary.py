@@ -97,6 +97,7 @@ def objective(recipe: Recipe) -> str:
         f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
         f"reference refreshed every {kl.refresh_steps} step(s)": kl.coefficient and kl.refresh_steps,
         f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
+        f"{actor.observation_loss:g} · cross-entropy of observations": actor.observation_loss,
         f"correction {actor.correction}": actor.correction != "none",
         "credit by turn": actor.turn_credit == "return_to_go",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
