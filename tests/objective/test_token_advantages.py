@@ -215,6 +215,7 @@ def test_the_batchs_deviation_scales_all_groups_alike() -> None:
     ("arguments", "match"),
     [
         ({"kind": "gae"}, "value model"),
+        ({"kind": "optimal_token_baseline"}, "squared errors of the tokens: optimal_token_advantages"),
         ({"kind": "max_rl", "rewards": torch.tensor([1.0, -0.1])}, "mean of a group's rewards: give rewards of 0"),
         ({"kind": "rloo"}, "unknown kind 'rloo': group, group_mean"),
         ({"lengths": torch.tensor([1.0, 1.0])}, "lengths are whole numbers"),
