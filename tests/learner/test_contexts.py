@@ -148,7 +148,7 @@ def test_what_is_said_after_a_turn_adds_its_cross_entropy_by_response_however_pa
         surprises += [-own.mean() for own in [torch.cat(said)] if len(own)]
     assert len(surprises) == 2  # nobody answers within the other two responses
     surprise = torch.stack(surprises).sum() / len(PIECES)
-    (weight * surprise).backward()  # type: ignore[no-untyped-call]
+    (weight * surprise).backward()
     expected = expected + gradient_of(policy.model)
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(observation_loss=weight, micro_batch_tokens=micro_batch_tokens, **fields)

@@ -185,6 +185,6 @@ def test_a_squared_error_is_the_length_of_the_gradient_by_the_logits(
     hidden, weight, bias, targets = inputs()
     found = token_squared_errors(Head(weight=weight, bias=bias), hidden, targets, 0.6)
     logits = ((hidden.double() @ weight.double().T + bias.double()) / 0.6).requires_grad_()
-    logits.log_softmax(-1)[torch.arange(TOKENS), targets].sum().backward()  # type: ignore[no-untyped-call]
+    logits.log_softmax(-1)[torch.arange(TOKENS), targets].sum().backward()
     assert logits.grad is not None
     torch.testing.assert_close(found.double(), logits.grad.square().sum(-1), rtol=1e-5, atol=1e-6)

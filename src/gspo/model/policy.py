@@ -183,7 +183,7 @@ class Likelihood:
 
     def at(self, rows: Int[Tensor, "M"]) -> "Likelihood":
         """Those of some of the tokens; experts stay those of whole sequences."""
-        packed = {name: take(getattr(self, name), rows) for name in ("logprobs", "entropy", "hidden")}
+        packed: dict[str, Any] = {name: take(getattr(self, name), rows) for name in ("logprobs", "entropy", "hidden")}
         return replace(self, **packed, router_logits=tuple(take(logits, rows) for logits in self.router_logits))
 
 
