@@ -19,10 +19,12 @@ from gspo.engine.server.probe import LENGTH, Probe
 from gspo.engine.server.server import ServerApi
 from gspo.engine.server.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
 from gspo.engine.server.sglang import SglangApi
-from gspo.engine.server.vllm import GPU_TRANSFERS, VllmApi
+from gspo.engine.server.vllm import GPU_TRANSFERS, RANKS, VllmApi
 from gspo.engine.server.vllm import REFUSED_OPTIONS as VLLM_REFUSED
 from gspo.errors import UserError
+from gspo.model.lora import plain_rank
 from gspo.model.policy import Policy, load_policy
+from gspo.model.routing import routers_in
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ServerConfig
 
@@ -155,7 +157,8 @@ def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **o
     common: dict[str, Any] = {"max_rows": max_rows, "at_publish": rollout.at_publish}
     api: ServerApi
     if rollout.engine == "vllm":
-        api = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **common)
+        common |= {"returns_experts": returns_experts, "lora": _lora_options(recipe, policy)}
+        api = VllmApi(settings, group_size=max(group_sizes), **common)
     else:
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, experts=experts, **common)
@@ -171,6 +174,17 @@ def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **o
         experts=routing.dtype if returns_experts and routing else None,
         num_threads=threads if hosts else None,
     )
+
+
+def _lora_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+    """What a vLLM server is started with to get the policy's adapter alone; empty where it cannot, or shall not."""
+    settings, needed = recipe.rollout.vllm, plain_rank(policy.model)
+    rank = next((rank for rank in RANKS if needed and rank >= needed), None)
+    is_ours = not settings.urls and settings.weights not in GPU_TRANSFERS
+    if not (settings.adapters and is_ours and rank) or routers_in(policy.model):
+        return {}
+    # One that is new, beside each that a response under way may have begun with.
+    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2 + recipe.rollout.max_staleness}
 
 
 def _hosts(recipe: Recipe, settings: ServerConfig, threads: int | None) -> list[Host]:

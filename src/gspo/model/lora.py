@@ -88,13 +88,28 @@ def read_adapter(model: Any, directory: Path) -> None:
 
 def save_adapter(model: Any, directory: Path, tensors: Mapping[str, Tensor] | None) -> None:
     """Write a model's adapter as peft does, with these numbers or its own."""
-    named = dict(adapter_of(model) if tensors is None else tensors)
     directory.mkdir(parents=True, exist_ok=True)
-    saved = _peft().get_peft_model_state_dict(model, state_dict=named)
-    plain = {f"{_PREFIX}{name}": tensor.detach().contiguous() for name, tensor in saved.items()}
-    save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
-    model.peft_config[_NAME].save_pretrained(str(directory))
+    save_file(saved_adapter(model, tensors), directory / WEIGHTS, metadata={"format": "pt"})
+    save_adapter_config(model, directory)
     model.generation_config.save_pretrained(directory)  # the tokens that end a response, which peft does not save
+
+
+def saved_adapter(model: Any, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """These numbers of a model's adapter, or its own, under the names that peft's files have."""
+    named = dict(adapter_of(model) if tensors is None else tensors)
+    saved = _peft().get_peft_model_state_dict(model, state_dict=named)
+    return {f"{_PREFIX}{name}": tensor.detach().contiguous() for name, tensor in saved.items()}
+
+
+def save_adapter_config(model: Any, directory: Path) -> None:
+    """Write what peft has to know of a model's adapter beside its numbers."""
+    model.peft_config[_NAME].save_pretrained(str(directory))
+
+
+def plain_rank(model: Any) -> int | None:
+    """The rank of an adapter whose layers all compute W x + factor · B A x; None of others, and without one."""
+    layers = [parts_of(layer) for layer in model.modules() if _is_adapted(layer)]
+    return int(model.peft_config[_NAME].r) if layers and all(layers) else None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The policy's weights layer by layer, as engines take them: under the names that a saved model has, or the model's."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from gspo.errors import DivergedError
-from gspo.model.lora import merged_tensors
+from gspo.model.lora import merged_tensors, saved_adapter
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 
@@ -35,14 +35,25 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool 
                 layer = merged_tensors(policy.model, names)
                 if policy.is_sharded:  # memory that a server or numpy has seen could not be freed to share it again
                     layer = {name: tensor.clone() for name, tensor in layer.items()}
-            for name, tensor in layer.items():
-                if not _is_finite(tensor):
-                    raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
+            _refuse_infinite(layer)
             saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer)) if as_saved else layer
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
             saved.clear()  # no two layers are held at a time
+
+
+def adapter_weights(policy: Policy) -> dict[str, Tensor]:
+    """The numbers of the policy's adapter alone, under the names that its files have."""
+    saved = saved_adapter(policy.model)
+    _refuse_infinite(saved)
+    return saved
+
+
+def _refuse_infinite(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not _is_finite(tensor):
+            raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
 
 
 def _is_finite(tensor: Tensor) -> bool:

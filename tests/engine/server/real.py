@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 # The least of vLLM's kernel for mixtures; so wide a model needs smaller weights for the same exactness.
 EXPERTS = {"hidden_size": 64, "moe_intermediate_size": 32, "initializer_range": 0.1}
 KEY = "the key of the tests"
+LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 3}
 LONGEST = 1024  # tokens of prompt and response
 SHAPE = {
     "head_dim": 32,
@@ -53,7 +54,8 @@ class RunningServer:
 def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     """Start a server for policies of this shape; in the end nothing is left of it."""
     settings = ServerConfig(python=vllm_python())
-    api = VllmApi(settings, max_rows=64, returns_experts=False, at_publish="recompute")  # for either kind of run
+    lora = LORA if policy.routing is None else {}
+    api = VllmApi(settings, max_rows=64, returns_experts=False, at_publish="recompute", lora=lora)  # for any run
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}

@@ -4,7 +4,9 @@ One server for all of them, for its start takes longer than all that is asked of
 """
 
 import math
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.engine.server import real
 from tests.engine.server.fault_proxy import (
+    Exchange,
     Fault,
     Proxy,
     answering,
@@ -38,7 +42,7 @@ from gspo.engine.server.hosts import free_port
 from gspo.errors import DivergedError, RunError, Stopped, UserError
 from gspo.interrupt import Interrupt
 from gspo.loop import all_of
-from gspo.model.lora import adapter_of, merged_tensors, moved_adapter, with_adapter
+from gspo.model.lora import WEIGHTS, adapter_of, merged_tensors, moved_adapter, with_adapter
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import LoraConfig, ModelConfig, RolloutConfig
@@ -727,21 +731,38 @@ def test_a_server_of_the_same_shapes_and_another_function_is_noticed(
         engine.publish(0)
 
 
-@needs("peft")
-def test_an_adapter_that_a_server_has_not_got_or_got_twice_is_noticed(
-    policy: Policy, server: RunningServer, key: str, queries: list[Query], tmp_path: Path, monkeypatch: Any
-) -> None:
+# Adapters
+
+
+@pytest.fixture
+def adapted(policy: Policy, tmp_path: Path) -> Policy:
+    """The same policy with an adapter that is new, and has no effect."""
     policy.save(tmp_path / "base")
     recipe = ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=LoraConfig(rank=4))
-    adapted = load_policy(recipe, policy.tokenizer, seed=0)
-    small = {name: tensor / 16 for name, tensor in (moved_adapter(adapted.model) or {}).items()}
+    return load_policy(recipe, policy.tokenizer, seed=0)
+
+
+def small_adapter(policy: Policy) -> dict[str, torch.Tensor]:
+    """Numbers whose effect is less than what half precision rounds away."""
+    return {name: tensor / 16 for name, tensor in (moved_adapter(policy.model) or {}).items()}
+
+
+def give(policy: Policy, numbers: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in adapter_of(policy.model).items():
+        parameter.data = numbers[name].clone()
+
+
+@needs("peft")
+def test_a_merged_adapter_that_a_server_has_not_got_or_got_twice_is_noticed(
+    adapted: Policy, server: RunningServer, key: str, queries: list[Query], tmp_path: Path, monkeypatch: Any
+) -> None:
+    small = small_adapter(adapted)
     engine = engine_of(adapted, tmp_path, urls=(server.url,))
     for version in (0, 1):  # the first has no effect
         engine.publish(version)
         groups = Sampler(engine, adapted).sample(queries, SETTINGS, replace(KEY, step=version))
         assert (logprobs(groups) - likelihoods(adapted, groups)).abs().max() < TOLERANCE
-        for name, parameter in adapter_of(adapted.model).items():
-            parameter.data = small[name]
+        give(adapted, small)
     for share in (0, 2):
         numbers = {name: tensor * share if "lora_B" in name else tensor for name, tensor in small.items()}
 
@@ -755,5 +776,166 @@ def test_an_adapter_that_a_server_has_not_got_or_got_twice_is_noticed(
                 engine.publish(10 + share)
         shown = float(str(error.value).split(" times the adapter")[0].split("; ")[-1])
         assert shown == pytest.approx(share, abs=0.2)  # logits are not quite linear in the adapter
-    engine.publish(20)
+        engine.publish(20 + share)
     engine.close()
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def new_adapter_engine(adapted: Policy, proxy: Proxy, key: str, tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
+    """Engines of the adapted policy whose server, behind the proxy, is as if the run had started it."""
+    monkeypatch.setattr("gspo.engine.make._lora_options", lambda *_: real.LORA)
+    engines: list[ServerEngine] = []
+
+    def build(policy: Policy = adapted, keys: Sequence[str] = ()) -> ServerEngine:
+        engines.append(engine_of(policy, tmp_path, urls=(proxy.url,), keys=keys))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def adapters_in(server: RunningServer, proxy: Proxy) -> list[str]:
+    """The names of this test's adapters that a request may ask for."""
+    own = {body["lora_name"] for path, body in proxy.requests if path == LOAD}
+    answer = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {real.KEY}"}, trust_env=False)
+    return [model["id"] for model in answer.json()["data"] if model["id"] in own]
+
+
+@needs("peft")
+def test_each_version_of_an_adapter_is_a_name_of_its_own_beside_weights_that_are_handed_over_once(
+    adapted: Policy, new_adapter_engine: Any, server: RunningServer, queries: list[Query], proxy: Proxy
+) -> None:
+    engine, small = new_adapter_engine(), small_adapter(adapted)
+    sampler, seen = Sampler(engine, adapted), list[list[list[list[int]]]]()
+    for version in (0, 1, 2, 1):  # a number that comes again is a name that does not
+        sampler.publish(version)
+        groups = sampler.sample(queries, SETTINGS, KEY)
+        assert (logprobs(groups) - likelihoods(adapted, groups)).abs().max() < TOLERANCE
+        assert {sample.versions[0][0] for group in groups for sample in group.samples} == {version}
+        assert len(adapters_in(server, proxy)) == 1
+        seen.append(tokens(groups))
+        give(adapted, {name: tensor * 8 * (version + 1) for name, tensor in small.items()})
+    assert seen[0] != seen[1] != seen[2] != seen[3]
+    names = [body["lora_name"] for path, body in proxy.requests if path == LOAD]
+    assert [path for path, _ in proxy.requests].count("/collective_rpc") == 2  # no policy's, and those beneath
+    assert len({*names}) == 4
+    assert [body["lora_name"] for path, body in proxy.requests if path == UNLOAD] == names[:-1]
+
+
+@needs("peft")
+def test_a_response_under_way_ends_with_the_adapter_that_it_began_with(
+    adapted: Policy, new_adapter_engine: Any, server: RunningServer, queries: list[Query], proxy: Proxy
+) -> None:
+    adapted = replace(adapted, stop_ids=())
+    engine = new_adapter_engine(adapted, ("rollout.max_staleness=1", "actor.old_logprobs=engine"))
+    first = {name: tensor.detach().clone() for name, tensor in adapter_of(adapted.model).items()}
+    engine.publish(0)
+    (name,), released, kept, numbers = adapters_in(server, proxy), threading.Event(), list[bool](), count(1)
+
+    def hold(exchange: Exchange) -> None:
+        status, content = exchange.forward()
+        released.wait()
+        exchange.answer(status, content)
+
+    def change_and_publish() -> None:
+        give(adapted, {name: len(kept) * own for name, own in moved(adapted).items()})
+        engine.publish(next(numbers))
+        kept.append(name in adapters_in(server, proxy))
+        if len(kept) == 2:
+            released.set()
+
+    proxy.disturb(hold)
+    settings = SETTINGS.model_copy(update={"max_new_tokens": 300})
+    samples = sampled_beside(Sampler(engine, adapted), queries, settings, proxy, change_and_publish)
+    engine.publish(next(numbers))
+    assert kept[:2] == [True, True] and len(adapters_in(server, proxy)) == 1
+    give(adapted, first)
+    groups = [Group(samples=(sample,)) for sample in samples]
+    assert {sample.versions for sample in samples} == {((0, 300),)}
+    assert (logprobs(groups) - likelihoods(adapted, groups)).abs().max() < TOLERANCE
+
+
+def moved(policy: Policy) -> Mapping[str, torch.Tensor]:
+    return moved_adapter(policy.model) or {}
+
+
+def another_adapter(change: Callable[[str, torch.Tensor], torch.Tensor], folder: Path) -> Fault:
+    """The server loads the adapter with other numbers."""
+
+    def fault(exchange: Exchange) -> None:
+        shutil.copytree(exchange.body["lora_path"], folder)
+        saved = load_file(folder / WEIGHTS)
+        save_file({name: change(name, tensor) for name, tensor in saved.items()}, folder / WEIGHTS)
+        exchange.answer(*exchange.forward({**exchange.body, "lora_path": str(folder)}))
+
+    return fault
+
+
+def scaled(**factors: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """B times a factor, by a part of the layer's name."""
+    found = lambda name: (factor for part, factor in factors.items() if part in name and "lora_B" in name)  # noqa: E731
+    return lambda name, tensor: tensor * next(found(name), 1.0)
+
+
+ALTERED: dict[str, tuple[Callable[[str, torch.Tensor], torch.Tensor], str]] = {
+    "stale": (scaled(layers=0.8), "; 0.8 times the adapter"),
+    "without effect": (scaled(layers=0.0), "; 0 times the adapter"),
+    "doubled": (scaled(layers=2.0), "; 2 times the adapter"),
+    "a part lost": (scaled(v_proj=0.0), "; 0 times the adapter of v_proj"),
+    "a part doubled and one lost": (
+        scaled(gate_proj=2.0, up_proj=0.0),
+        "; 2 times the adapter of gate_proj; 0 times the adapter of up_proj",
+    ),
+    "a layer lost": (scaled(**{"layers.1.": 0.0}), "mean gap"),
+    "mixed": (lambda name, tensor: tensor.roll(1, 0) if "q_proj" in name else tensor, "mean gap"),
+}
+
+
+@needs("peft")
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_adapter_that_is_not_the_trainers_in_any_part_is_noticed(
+    name: str, adapted: Policy, new_adapter_engine: Any, proxy: Proxy, tmp_path: Path
+) -> None:
+    engine = new_adapter_engine()
+    give(adapted, {name: tensor / 128 for name, tensor in moved(adapted).items()})
+    engine.publish(0)
+    change, words = ALTERED[name]
+    proxy.disturb(another_adapter(change, tmp_path / "altered"), path=LOAD, when=lambda body: True)
+    with pytest.raises(RunError, match="does not have the policy's weights") as error:
+        engine.publish(1)
+    assert words in str(error.value)
+    assert engine._fleet.gap is not None and engine._fleet.gap.mean < 1e-4  # of half precision it would be none
+    engine.publish(2)
+
+
+@needs("peft")
+@pytest.mark.parametrize("asked", ["the weights beneath", "the version before"])
+def test_samples_of_the_model_without_the_adapter_or_with_the_last_are_noticed(
+    asked: str, adapted: Policy, new_adapter_engine: Any, proxy: Proxy
+) -> None:
+    engine, last = new_adapter_engine(), "policy"
+    give(adapted, small_adapter(adapted))
+    engine.publish(0)
+    if asked == "the version before":
+        last = next(body["lora_name"] for path, body in proxy.requests if path == LOAD)
+        give(adapted, {name: tensor * 1.1 for name, tensor in small_adapter(adapted).items()})
+    as_asked = lambda exchange: exchange.answer(*exchange.forward({**exchange.body, "model": last}))  # noqa: E731
+    proxy.disturb(as_asked, times=10**6, when=lambda body: True)
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        engine.publish(1)
+
+
+@needs("peft")
+def test_an_adapter_that_a_server_does_not_load_ends_the_run_with_its_words(
+    new_adapter_engine: Any, proxy: Proxy
+) -> None:
+    engine = new_adapter_engine()
+    absent = lambda exchange: exchange.answer(*exchange.forward({**exchange.body, "lora_path": "/absent"}))  # noqa: E731
+    proxy.disturb(absent, path=LOAD, when=lambda body: True)
+    with pytest.raises(RunError, match=rf"does not take the policy's weights: {LOAD}: status 404: .*/absent"):
+        engine.publish(0)
+    engine.publish(0)

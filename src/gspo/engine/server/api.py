@@ -51,6 +51,7 @@ class Request:
     path: str
     body: Any = None
     seconds: float | None = None  # its own limit
+    is_json: bool = True  # what answers it; else a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class SampleRequest:
     prompts: Sequence[Prompt]
     sampling: Sampling
     versions: Mapping[str, int]  # of the weights that may draw them, by label; the first is the present one's
+    base: str = ""  # the label of the weights beneath, where the versions are of an adapter, which has its label's name
     experts: torch.dtype | None = None  # in which the experts are wanted; None: not
     goes_first: bool = False  # before those that wait, where the server can do that
 

@@ -6,7 +6,7 @@ import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +93,11 @@ class ServerEngine:
     async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
         fleet, since = self._fleet, self._fleet.proven_version
         experts = self._experts if sampling.record_experts else None
-        request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)
+        versions, base = fleet.versions(since), fleet.base
+        request = SampleRequest(prompts=prompts, sampling=sampling, versions=versions, base=base, experts=experts)
         work = server.ask(server.api.sample(request), seconds=self._request_seconds)
-        answer = await server.unless_it_hangs(work)
+        with fleet.adapters.needed(request.label) if fleet.adapters else nullcontext():
+            answer = await server.unless_it_hangs(work)
         # Other weights may have been published meanwhile.
         return server.api.read(answer, replace(request, versions=fleet.versions(since)))
 

@@ -11,16 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gspo import loop
 from gspo.engine.engine import Completion
 from gspo.engine.server.api import BadAnswerError, NoAnswerError, RefusedError, Request
 from gspo.engine.server.hosts import Host
 from gspo.engine.server.probe import Gap, Probe
 from gspo.engine.server.server import HEALTH, Server, ServerApi, new_client, start_server
-from gspo.engine.server.vllm import GPU_TRANSFERS
+from gspo.engine.server.vllm import GPU_TRANSFERS, VllmApi
 from gspo.engine.server.vllm_transfer import Transfer
-from gspo.engine.server.weights import HandOver, by_files
+from gspo.engine.server.weights import Adapters, HandOver, by_files
 from gspo.errors import RunError, UserError
+from gspo.model.lora import with_adapter, without_effect
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 
@@ -56,7 +59,13 @@ class Fleet:
         self._weights = partial(by_files, policy, settings.weights_dir)
         if settings.weights in GPU_TRANSFERS:
             self._weights = Transfer(policy, settings.weights).ready
+        applies = isinstance(api, VllmApi) and api.lora
+        self.adapters = Adapters(policy, settings.weights_dir) if applies else None  # else one is merged
+        # What is beneath an adapter is proven by itself, but where merging the adapter may round its part away.
+        self._model, is_exact = policy.model, policy.dtype == torch.float32
+        self._beneath = without_effect(policy.model) if applies or is_exact else None
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
+        self._labels: dict[int, str] = {}  # by version
         key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         model = (directory / f"{api.name}_model").absolute()
         self._options: dict[str, Any] = {"model": model, "max_length": max_length, "dtype": dtype}
@@ -91,12 +100,21 @@ class Fleet:
             raise UserError(str(error), where=f"rollout.{api.name}", fix=fix) from None  # nothing has been done yet
 
     def versions(self, since: int) -> dict[str, int]:
-        """The labels of the versions from one on that can be at work: up to the one that is published last."""
-        return {self._label_of(version): version for version in range(since, self.version + 1)}
+        """The labels of the versions from one on that can be at work: up to the one that is published last.
+
+        A request that begins with an adapter ends with it.
+        """
+        last = since if self.adapters else self.version
+        return {self._label_of(version): version for version in range(since, last + 1)}
+
+    @property
+    def base(self) -> str:
+        """The label of the weights beneath adapters; empty where those are merged."""
+        return f"{self._run_name}-base" if self.adapters else ""
 
     def _label_of(self, version: int) -> str:
-        """The name of the weights of a version."""
-        return f"{self._run_name}-{version}"
+        """The name of the weights of a version, and of no others ever: a server may keep what it knows of a name."""
+        return self._labels.get(version, f"{self._run_name}-{version}")
 
     def publish(self, version: int) -> None:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others.
@@ -104,6 +122,9 @@ class Fleet:
         A version that they have is handed to those alone that have failed: while the policy is trained nobody could.
         """
         is_new, self.version = version != self.version, version
+        if is_new:
+            again = f"-{len(self._labels)}" * (version in self._labels)
+            self._labels[version] = f"{self._run_name}-{version}{again}"
         try:
             try:
                 self._recover()
@@ -120,6 +141,8 @@ class Fleet:
             self.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
             raise
         self.proven_version = version
+        if self.adapters:
+            loop.run(self.adapters.unload_all_but(self._label_of(version), self.servers))
 
     def _recover(self) -> None:
         """See that servers with a problem have the present weights again; RunError where that cannot be.
@@ -162,6 +185,8 @@ class Fleet:
         """End the servers that this run has started."""
         for server in self.servers:
             server.end()
+        if self.adapters:
+            self.adapters.close()
         loop.start(self.client.aclose()).result()
 
     def _start(self, number: int) -> Server:
@@ -182,9 +207,15 @@ class Fleet:
         if len(versions := {server.about["engine version"] for server in self.servers if server.about}) > 1:
             what = f"servers of {self._api.name} {' and '.join(sorted(versions))}, which would sample other numbers"
             raise UserError(what, where=f"rollout.{self._api.name}.urls", fix="start all of one version")
-        gaps = self._hand_over(servers, label=f"{self._run_name}-scrambled", scrambled=True)
+        gaps = self._hand_over(servers, f"{self._run_name}-scrambled", self._weights(scrambled=True))
         for server, gap in zip(servers, gaps, strict=True):
             server.gap_of_other_weights, server.has_had_policy = gap.mean, False
+        if self._beneath is not None:
+            with with_adapter(self._model, self._beneath):
+                gaps = self._hand_over(servers, self.base or f"{self._run_name}-base", self._weights())
+            for server, gap in zip(servers, gaps, strict=True):
+                self._check(server, gap)
+            self._probe.rounding = max(gap.mean for gap in gaps)
 
     def _see_who_was_restarted(self) -> None:
         """Make ready anew each of somebody else's servers that does not have the weights which it was given last."""
@@ -198,27 +229,36 @@ class Fleet:
 
         given = [server for server in self.servers if server.process is None and server.label]
         labels = loop.run(loop.all_of(map(label_of, given)))
-        if others := [server for server, label in zip(given, labels, strict=True) if label != server.label]:
+        expected = [self.base or server.label for server in given]
+        if others := [server for server, has, had in zip(given, labels, expected, strict=True) if has != had]:
             self._make_ready(others)
 
     def _publish(self, servers: Sequence[Server]) -> None:
         started, label = time.monotonic(), self._label_of(self.version)
         self._see_who_was_restarted()
-        for server, gap in zip(servers, self._hand_over(servers, label=label), strict=True):
+        weights = self.adapters.ready(label) if self.adapters else self._weights()
+        for server, gap in zip(servers, self._hand_over(servers, label, weights, base=self.base), strict=True):
             self.gap = gap
-            problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
-            others = server.gap_of_other_weights
-            if not problem and not server.has_had_policy and others < _MIN_RATIO * gap.mean:
-                problem = f"computes the same with other weights, mean gap {others:.2g}, as with these: {gap}"
-            if problem:
-                fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
-                raise RunError(f"{server.name} {problem}\n  fix: {fix}")
-            server.has_had_policy, server.label = True, label
+            self._check(server, gap)
+            server.label = label
         self.publish_seconds += time.monotonic() - started
 
-    def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
-        """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
-        asked = self._probe.requests(label, seed=secrets.randbelow(2**32))
+    def _check(self, server: Server, gap: Gap) -> None:
+        """Raise RunError where a server has not got what it was given."""
+        problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
+        others = server.gap_of_other_weights
+        if not problem and not server.has_had_policy and others < _MIN_RATIO * gap.mean:
+            problem = f"computes the same with other weights, mean gap {others:.2g}, as with these: {gap}"
+        if problem:
+            fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
+            raise RunError(f"{server.name} {problem}\n  fix: {fix}")
+        server.has_had_policy = True
+
+    def _hand_over(
+        self, servers: Sequence[Server], label: str, weights: AbstractContextManager[HandOver], *, base: str = ""
+    ) -> list[Gap]:
+        """Give servers other weights, or another adapter to those of a base, and measure the gap of each."""
+        asked = self._probe.requests(label, seed=secrets.randbelow(2**32), base=base)
 
         async def prove(server: Server, hand_over: HandOver) -> list[Completion]:
             try:
@@ -231,6 +271,6 @@ class Fleet:
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 
-        with self._weights(scrambled=scrambled) as hand_over:
+        with weights as hand_over:
             proofs = loop.run(loop.all_of([prove(server, hand_over) for server in servers]))
             return [self._probe.gap(completions) for completions in proofs]

@@ -1,14 +1,14 @@
 """The proof that a server has the policy's weights: a few tokens that it samples, scored by the policy itself."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.engine.server.api import SampleRequest
-from gspo.model.lora import without_effect
+from gspo.model.lora import adapter_of, without_effect
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
 from gspo.model.prove import MISFITS, computing_in
@@ -17,6 +17,8 @@ _PROMPT_LENGTHS = (3, 7, 11, 15)  # tokens
 _NUM_TOKENS = 16  # of each response
 LENGTH, NUM_RESPONSES = max(_PROMPT_LENGTHS) + _NUM_TOKENS, len(_PROMPT_LENGTHS)
 _LEAST_SIGNAL = 6.0  # of what is missing, in standard deviations of rounding
+_MOST_ROUNDING = 10.0  # times what the weights beneath an adapter show of it
+_LEAST_PART = 0.01  # of an adapter's effect: a gap of that size is a part that a server has not got
 # The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server, or so many
 # times the gap between the policy and itself in the server's precision, if that is more. Weights of one layer that are
 # not the policy's move it much further (docs/engines.md has both as measured).
@@ -35,6 +37,7 @@ class Gap:
     most: float  # of the tokens
     tolerance: float
     adapter: float = 1.0  # how much of the policy's adapter shows: 0 of a server without it, 2 where it is there twice
+    parts: Mapping[str, float] = field(default_factory=dict)  # the same by kind of layer, where it is some that differ
 
     @property
     def is_closed(self) -> bool:
@@ -43,7 +46,10 @@ class Gap:
 
     def __str__(self) -> str:
         gap = f"mean gap of log-likelihoods {self.mean:.2g} nats a token, tolerance {self.tolerance:g}"
-        return gap + f"; {round(self.adapter, 1) + 0:g} times the adapter" * (self.adapter != 1)
+        shown = {f" of {name}": part for name, part in self.parts.items()} or {"": self.adapter}
+        return gap + "".join(
+            f"; {round(part, 1) + 0:g} times the adapter{name}" for name, part in shown.items() if part != 1
+        )
 
 
 class Probe:
@@ -51,6 +57,7 @@ class Probe:
 
     def __init__(self, policy: Policy, dtype: torch.dtype, temperature: float) -> None:
         self._policy, self._temperature = policy, temperature
+        self.rounding: float | None = None  # the mean gap of a server with the weights beneath the policy's adapter
         coarser = max((dtype, policy.dtype), key=lambda each: TOLERANCE.get(each, 0.0))
         special = set(policy.tokenizer.all_special_ids)
         ids = [index for index in range(min(len(policy.tokenizer), len(policy.head.weight))) if index not in special]
@@ -80,7 +87,7 @@ class Probe:
         except MISFITS:
             return 0.0
 
-    def requests(self, label: str, seed: int) -> list[SampleRequest]:
+    def requests(self, label: str, seed: int, base: str = "") -> list[SampleRequest]:
         """Return what the server is asked for with the weights of this label; no token ends a completion."""
         sampling = Sampling(temperature=self._temperature)
         return [
@@ -88,6 +95,7 @@ class Probe:
                 prompts=[Prompt(ids=ids, key=seed + number, max_new_tokens=_NUM_TOKENS)],
                 sampling=sampling,
                 versions={label: 0},
+                base=base,
                 goes_first=True,
             )
             for number, ids in enumerate(self._prompts)
@@ -102,14 +110,30 @@ class Probe:
         ]
         server = torch.cat([completion.logprobs for completion in completions]).double()
         gaps = server - (trainer := self._logprobs(self._policy, sequences))
-        adapter = 1.0
+        gap = Gap(mean=float(gaps.abs().mean()), most=float(gaps.abs().max()), tolerance=self._tolerance)
         # Merged into weights of half precision, small steps are rounded away: what is missing then is no fault.
-        is_exact = self._policy.dtype == torch.float32
-        if is_exact and (base := without_effect(self._policy.model)) is not None:
-            adapter = _share(gaps, trainer - self._logprobs(replace(self._policy, adapter=base), sequences))
-        return Gap(
-            mean=float(gaps.abs().mean()), most=float(gaps.abs().max()), tolerance=self._tolerance, adapter=adapter
-        )
+        is_exact = self._policy.dtype == torch.float32 or self.rounding is not None
+        if not is_exact or (base := without_effect(self._policy.model)) is None:
+            return gap
+        effect = trainer - self._logprobs(replace(self._policy, adapter=base), sequences)
+        gap = replace(gap, adapter=_share(gaps, effect))
+        if self.rounding is None:
+            return gap
+        most = max(_MOST_ROUNDING * self.rounding, _LEAST_PART * float(effect.abs().mean()))
+        gap = replace(gap, tolerance=min(most, self._tolerance))
+        return replace(gap, parts=self._parts(gaps, trainer, sequences)) if gap.mean > gap.tolerance else gap
+
+    def _parts(self, gaps: Tensor, trainer: Tensor, sequences: Sequence[TokenSequence]) -> dict[str, float]:
+        """How much of the adapter shows by kind of layer, such as q_proj: of those that differ, where some do not."""
+        own, base = adapter_of(self._policy.model), without_effect(self._policy.model) or {}
+        names: dict[str, list[str]] = {}
+        for name in own:
+            names.setdefault(name.partition(".lora_")[0].rpartition(".")[2], []).append(name)
+        lacking = ({**own, **{name: base[name] for name in each}} for each in names.values())
+        effects = [trainer - self._logprobs(replace(self._policy, adapter=each), sequences) for each in lacking]
+        missing = torch.linalg.lstsq(torch.stack(effects, dim=1), gaps[:, None]).solution[:, 0].tolist()
+        shown = {kind: 1 + part for kind, part in zip(names, missing, strict=True) if abs(part) > 0.5}
+        return shown if len(shown) < len(names) else {}
 
     def _logprobs(self, policy: Policy, sequences: Sequence[TokenSequence]) -> Tensor:
         return response_likelihood(policy, sequences, temperature=self._temperature).logprobs.double().cpu()

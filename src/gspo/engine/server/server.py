@@ -46,11 +46,12 @@ class Server:
     gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
     has_had_policy: bool = False  # since it was made ready: until then, only weights that are not the policy's
     num_recoveries: int = 0  # times that a problem has been mended
+    adapters: set[str] = field(default_factory=set)  # the labels of those that it was given
     _num_users: int = 0  # that wait for completions
     _watch: asyncio.Task[None] | None = None
 
     async def ask(self, request: Request, *, seconds: float | None = None) -> Any:
-        """The JSON that answers a request; None for an empty answer.
+        """The JSON that answers a request; None for an empty answer, or one of text.
 
         By itself the limit is that of a server that is not busy.
         """
@@ -63,7 +64,7 @@ class Server:
             if answer.status_code >= 400:
                 error = RefusedError if answer.status_code < 500 else NoAnswerError
                 raise error(f"{path}: status {answer.status_code}: {answer.text[:_MOST_TEXT]}")
-            return answer.json() if answer.content else None
+            return answer.json() if answer.content and request.is_json else None
         except httpx.TimeoutException:
             raise NoAnswerError(f"{path}: no answer within {seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -23,6 +23,7 @@ _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size":
 # vLLM's own choice there is a worker process that spins on a core for a second after each call, beside the trainer.
 _ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that an adapter's may be at most, which a server reserves
 GPU_TRANSFERS = ("ipc", "nccl")  # the ways of weights that are vLLM's own
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
 REFUSED_OPTIONS = {
@@ -31,7 +32,8 @@ REFUSED_OPTIONS = {
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode"), _OURS),
     **dict.fromkeys(("enable_scale_out", "worker_extension_cls", "max_num_seqs", "weight_transfer_config"), _OURS),
     **dict.fromkeys(("quantization", "kv_cache_dtype", "speculative_config", "logits_processors"), _CHANGES),
-    **dict.fromkeys(("override_generation_config", "hf_overrides", "enable_lora", "tokenizer"), _CHANGES),
+    **dict.fromkeys(("override_generation_config", "hf_overrides", "tokenizer"), _CHANGES),
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "lora_dtype"), "rollout.vllm.adapters is"),
     "dtype": "rollout.vllm.dtype is",
     "enable_return_routed_experts": "actor.routing_replay: engine sets it",
 }
@@ -52,8 +54,11 @@ class VllmApi:
         returns_experts: bool,
         group_size: int = 1,
         at_publish: AtPublish = "none",
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
+        """`lora`: options of a server that is given adapters; without them it is given whole weights."""
         self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
+        self.lora = lora or {}
         self._min_rows = group_size  # of one request
         self._is_transferred = settings.weights in GPU_TRANSFERS
         # vLLM 0.32 forgets at the pause what requests have computed, unless it is told not to.
@@ -86,6 +91,7 @@ class VllmApi:
             **({"weight_transfer_config": {"backend": self._settings.weights}} if self._is_transferred else {}),
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),
             **({"scheduling_policy": "priority"} if self._is_beside else {}),
+            **self.lora,
             **(_ON_CPU if kind == "cpu" else {}),
             **(_ONE_PROCESS if kind == "cpu" and "parallel" not in " ".join(self._settings.options) else {}),
             **self._settings.options,
@@ -102,6 +108,7 @@ class VllmApi:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             **({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if self._settings.weights == "ipc" else {}),
+            **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.lora else {}),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),  # GiB; else nearly all memory
         }
@@ -129,6 +136,8 @@ class VllmApi:
             "sampling_params": parameters,
             "cache_salt": request.label,
         }
+        if request.base:
+            body["model"] = request.label
         if request.goes_first and self._is_beside:
             body["priority"] = -1
         return Request(path="/inference/v1/generate", body=body)
@@ -174,6 +183,15 @@ class VllmApi:
             Request(path="/resume", body={}),
         ]
 
+    def load(self, label: str, folder: Path) -> Request:
+        """Have the server take the adapter of a folder under a name; it says by whom it is asked what it samples."""
+        body = {"lora_name": label, "lora_path": str(folder)}
+        return Request(path="/v1/load_lora_adapter", body=body, is_json=False)
+
+    def unload(self, label: str) -> Request:
+        """Have the server take no further requests for an adapter; it ends those under way."""
+        return Request(path="/v1/unload_lora_adapter", body={"lora_name": label}, is_json=False)
+
 
 def _as_option(name: str, value: Any) -> list[str]:
     """An option of the command line: `--flag` and `--no-flag` for truth values, JSON for mappings and lists."""
@@ -189,5 +207,7 @@ def _completion(choice: Mapping[str, Any], request: SampleRequest) -> Completion
     experts = None
     if request.experts is not None:
         experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
-    spans = choice["weight_versions"]
+    spans = choice["weight_versions"]  # of whole weights alone
+    if request.base:
+        spans = [{**span, "version": request.label} if span["version"] == request.base else span for span in spans]
     return completion_of(request, choice["token_ids"], scored, choice["finish_reason"], spans, experts)

@@ -5,17 +5,21 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from gspo.engine.server.api import NoAnswerError, RefusedError
 from gspo.engine.server.server import Server
+from gspo.engine.server.vllm import VllmApi
+from gspo.model.lora import WEIGHTS, save_adapter_config
 from gspo.model.policy import Policy
-from gspo.model.weights import weights_by_layer
+from gspo.model.weights import adapter_weights, weights_by_layer
 
 # Replaces the weights of a server, which samples nothing at this time, by those at hand, and gives them a label.
 HandOver = Callable[[Server, str], Awaitable[None]]
@@ -52,29 +56,97 @@ def by_files(policy: Policy, directory: str | None, *, scrambled: bool = False) 
 
 @contextmanager
 def weight_files(policy: Policy, directory: str | None = None, *, scrambled: bool = False) -> Iterator[list[str]]:
-    """The paths of files, one a layer, that the weights can be read from while they are used.
+    """The paths of files, one a layer, that the weights can be read from while they are used."""
+    with _new_folder(directory) as (_, write):
+        layers = enumerate(weights_by_layer(policy, scrambled=scrambled))
+        yield [str(write(f"model-{number:05d}.safetensors", layer)) for number, layer in layers]
 
-    They lie in a new folder of the directory, which the servers see, too. Without a directory they are links to this
-    machine's memory for processes of this user: files without a name on any disk or in /dev/shm, whose size does not
-    bound them. Those are gone with this process, however that ends.
+
+@contextmanager
+def _new_folder(directory: str | None) -> Iterator[tuple[Path, Callable[[str, Mapping[str, Tensor]], Path]]]:
+    """A new folder within the directory, which servers see, too, and what writes tensors to a file of it.
+
+    Without a directory the files are links to this machine's memory for processes of this user: files without a name
+    on any disk or in /dev/shm, whose size does not bound them. Those are gone with this process, however that ends.
     """
     if directory is None:
         folder = Path(tempfile.mkdtemp(prefix="gspo-weights-"))
     else:  # of its own, for SGLang loads all files of a directory
         folder = Path(directory, f"weights-{secrets.token_hex(8)}").absolute()
-    paths: list[Path] = []
     descriptors: list[int] = []
+
+    def write(name: str, tensors: Mapping[str, Tensor]) -> Path:
+        path = folder / name
+        if directory is None:
+            descriptors.append(os.memfd_create("gspo-weights"))
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
+        with path.open("wb") as file:
+            write_safetensors(file, tensors)
+        return path
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
-            paths.append(folder / f"model-{number:05d}.safetensors")
-            if directory is None:
-                descriptors.append(os.memfd_create("gspo-weights"))
-                paths[-1].symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
-            with paths[-1].open("wb") as file:
-                write_safetensors(file, layer)
-        yield [str(path) for path in paths]
+        yield folder, write
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Adapters:
+    """The versions of a policy's adapter that servers have, each by a label: a name that is never used again.
+
+    A server goes on with the version that a request names, and may read its files again until it is unloaded.
+    """
+
+    def __init__(self, policy: Policy, directory: str | None) -> None:
+        self._policy, self._directory = policy, directory
+        self._kept: dict[str, tuple[ExitStack, Path]] = {}
+        self._users: Counter[str] = Counter()  # how many requests under way need each
+
+    @contextmanager
+    def ready(self, label: str) -> Iterator[HandOver]:
+        """Yield what hands a version to a server; a new label is that of the present numbers."""
+        if label not in self._kept:
+            with ExitStack() as files:
+                folder, write = files.enter_context(_new_folder(self._directory))
+                write(WEIGHTS, adapter_weights(self._policy))
+                save_adapter_config(self._policy.model, folder)
+                self._kept[label] = files.pop_all(), folder
+
+        async def hand_over(server: Server, label: str) -> None:
+            assert isinstance(server.api, VllmApi)  # no other takes them
+            if label in server.adapters:  # it has failed since, or when it was given it
+                await self._unload(server, label)
+            server.adapters.add(label)
+            await server.ask(server.api.load(label, self._kept[label][1]), seconds=PUBLISH_SECONDS)
+
+        yield hand_over
+
+    @contextmanager
+    def needed(self, label: str) -> Iterator[None]:
+        """Keep a version for as long as a request needs it."""
+        self._users[label] += 1
+        try:
+            yield
+        finally:
+            self._users[label] -= 1
+
+    async def unload_all_but(self, label: str, servers: Sequence[Server]) -> None:
+        """Take the other versions from servers, but for those that requests under way need."""
+        for old in [name for name in self._kept if name != label and not self._users[name]]:
+            for server in servers:
+                await self._unload(server, old)
+            self._kept.pop(old)[0].close()
+
+    async def _unload(self, server: Server, label: str) -> None:
+        assert isinstance(server.api, VllmApi)
+        if label in server.adapters:
+            server.adapters.discard(label)
+            with suppress(NoAnswerError, RefusedError):  # it is seen elsewhere if it is lost
+                await server.ask(server.api.unload(label))
+
+    def close(self) -> None:
+        """Remove all files."""
+        while self._kept:
+            self._kept.popitem()[1][0].close()
