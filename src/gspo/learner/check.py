@@ -6,9 +6,9 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.learner.optimizer import check_optimizer
 from gspo.model.load import empty_model
-from gspo.model.lora import add_lora
+from gspo.model.lora import add_lora, quantization
 from gspo.model.parameters import freeze, matching
-from gspo.model.policy import device_of
+from gspo.model.policy import device_of, dtype_of
 from gspo.model.sharding import check_shardable
 from gspo.recipe.schema import Recipe
 
@@ -40,6 +40,7 @@ def check_training(recipe: Recipe, config: Any, *, num_ranks: int = 1) -> list[s
         empty = empty_model(model, config)
         freeze(empty, model.frozen)
         if model.lora is not None:
+            quantization(model.lora, device_of(model.device), dtype_of(model), is_sharded=num_ranks > 1)
             add_lora(empty, model.lora, is_sharded=num_ranks > 1)
         trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
         for where, optimizer in settings.items():

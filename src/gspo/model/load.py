@@ -46,7 +46,13 @@ def load_config(recipe: ModelConfig, *, is_whole: bool = True) -> Any:
 
 
 def load_model(
-    recipe: ModelConfig, config: Any, *, dtype: torch.dtype, weights: Path | None, sharding: Sharding | None = None
+    recipe: ModelConfig,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    weights: Path | None,
+    sharding: Sharding | None = None,
+    quantization: Mapping[str, Any] | None = None,
 ) -> Any:
     """The transformers model of a configuration, with weights of a directory or new ones; UserError for unfit ones.
 
@@ -55,9 +61,10 @@ def load_model(
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     if weights is None and (base := base_of(recipe.path)) != recipe.path:
-        if sharding is not None:
+        if sharding is not None or quantization:
+            what = "be quantised" if quantization else "be shared by ranks"
             fix = f"write a whole model: gspo merge {recipe.path}"
-            raise UserError("ranks cannot share a model while an adapter is merged", where=str(recipe.path), fix=fix)
+            raise UserError(f"a model cannot {what} while an adapter is merged", where=str(recipe.path), fix=fix)
         model = load_model(recipe.model_copy(update={"path": base}), config, dtype=dtype, weights=None)
         merge_adapter(model, Path(str(recipe.path)))
         with suppress(OSError):  # the tokens that end its responses
@@ -65,7 +72,7 @@ def load_model(
         return model
     if path := str(weights or recipe.path or ""):
         options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": recipe.trust_remote_code}
-        options |= {"is_own": bool(weights), **({} if weights else _of_the_hub(recipe))}
+        options |= {"is_own": bool(weights), **({} if weights else _of_the_hub(recipe)), **(quantization or {})}
         if sharding is None:
             return _with_weights(AutoModelForCausalLM, path, config, **options)
         empty = empty_model(recipe, config)
@@ -381,7 +388,9 @@ def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options:
         del config.quantization_config
     with _faults_named(path):
         model, report = kind.from_pretrained(path, output_loading_info=True, **options)
-    if getattr(model, "hf_quantizer", None) or not all(p.dtype in TOLERANCE for p in model.parameters()):
+    if is_quantised := "quantization_config" in options:
+        del model.config.quantization_config  # what engines and files get is not
+    elif getattr(model, "hf_quantizer", None) or not all(p.dtype in TOLERANCE for p in model.parameters()):
         raise UserError(_QUANTISED, where=path, fix=_QUANTISED_FIX)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -390,7 +399,7 @@ def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options:
         problem = f"{len(unused)} weights of the files have no place in the model that config.json describes, such as "
         fix = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
         raise UserError(f"{problem}{', '.join(unused[:3])}", where=path, fix=fix)
-    for name, parameter in model.named_parameters():
+    for name, parameter in () if is_quantised else model.named_parameters():
         part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter.data
         if not part.isfinite().all():
             raise UserError(f"weight {name} holds NaN or infinity", where=path, fix="use a copy that is whole")

@@ -3,6 +3,7 @@
 A layer computes W x + (alpha / rank) B A x. B begins as zero, so that training begins with the model as it is.
 """
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -58,6 +59,26 @@ def add_lora(model: Any, settings: LoraConfig, *, base: str = "", is_sharded: bo
         parameter.data = parameter.data.float()  # its own master, whatever the model computes in
 
 
+def quantization(settings: LoraConfig | None, device: torch.device, dtype: torch.dtype, *, is_sharded: bool) -> Any:
+    """Arguments of `from_pretrained` that quantise what is beneath an adapter; UserError where that cannot be used."""
+    if settings is None or settings.quantize == "none":
+        return {}
+    absent = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
+    problems = {
+        f"bitsandbytes computes with 4 bits on a GPU, and model.device is {device.type}": device.type != "cuda",
+        "ranks cannot share weights of 4 bits": is_sharded,
+        f"this needs the package {' and '.join(absent)} (pip install -e '.[qlora]' in the checkout)": absent,
+    }
+    if problem := next((text for text, is_so in problems.items() if is_so), None):
+        fix = "leave it out: the model is then kept in model.dtype"
+        raise UserError(problem, where=f"model.lora.quantize: {settings.quantize}", fix=fix)
+    from transformers import BitsAndBytesConfig
+
+    options = {"bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=settings.quantize, **options)
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
 def has_adapter(model: Any) -> bool:
     """Tell whether a model has an adapter, and trains nothing else."""
     return bool(getattr(model, "peft_config", None))
@@ -108,8 +129,9 @@ def save_adapter_config(model: Any, directory: Path) -> None:
 
 def plain_rank(model: Any) -> int | None:
     """The rank of an adapter whose layers all compute W x + factor · B A x; None of others, and without one."""
-    layers = [parts_of(layer) for layer in model.modules() if _is_adapted(layer)]
-    return int(model.peft_config[_NAME].r) if layers and all(layers) else None
+    layers = [layer for layer in model.modules() if _is_adapted(layer)]
+    are_plain = all(isinstance(layer.base_layer, nn.Linear) and not layer.lora_variant for layer in layers)
+    return int(model.peft_config[_NAME].r) if layers and are_plain else None
 
 
 @contextmanager
@@ -171,7 +193,7 @@ def merged_tensors(model: Any, names: Iterable[str]) -> dict[str, Tensor]:
                 layers[place] = _merged(model.get_submodule(place))
             tensor = getattr(layers[place].get_submodule(f"base_layer{within}"), leaf)
         else:
-            tensor = getattr(model.get_submodule(module), leaf)
+            tensor = _whole(getattr(model.get_submodule(module), leaf))
         tensors[plain] = tensor.detach()
     return tensors
 
@@ -234,11 +256,31 @@ def _is_adapted(layer: Any) -> bool:
 
 def _merged(layer: Any) -> Any:
     """A copy of an adapted layer, in which its base and those within have taken the adapter in."""
+    if (own := _whole(layer.base_layer.weight)) is not layer.base_layer.weight:
+        weight = own.float() + layer.get_delta_weight(_NAME)
+        return nn.ModuleDict({"base_layer": _Plain(weight.to(own.dtype), layer.base_layer.bias)})
     dtype = next(tensor for name, tensor in layer.named_parameters() if "lora_" not in name).dtype
     copy = deepcopy(layer).float()
     for module in reversed([module for module in copy.modules() if _is_adapted(module)]):
         module.merge()
     return copy.to(dtype)
+
+
+class _Plain(nn.Module):
+    """What a linear layer has, such as one of 4 bits in whole numbers."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight, requires_grad=False), bias
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor of bitsandbytes stands for; any other as it is."""
+    if (state := getattr(tensor, "quant_state", None)) is None:
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, state)
 
 
 def _targets(model: Any, settings: LoraConfig) -> tuple[list[str], list[str]]:

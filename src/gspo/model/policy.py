@@ -20,7 +20,7 @@ from gspo.model.freed_memory import keep_freed_memory
 from gspo.model.head import Head, token_likelihood, token_squared_errors
 from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
-from gspo.model.lora import adapter_of, add_lora, has_adapter, save_adapter, with_adapter
+from gspo.model.lora import adapter_of, add_lora, has_adapter, quantization, save_adapter, with_adapter
 from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, join_experts, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
@@ -286,6 +286,8 @@ def load_policy(
         weights = None
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
     read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
+    if options := quantization(recipe.lora, device, dtype, is_sharded=sharding is not None):
+        read = partial(read, quantization=options)
     model = (sharding.on_all(read) if sharding else read()).to(device).eval()
     use_onednn(model)
     # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.

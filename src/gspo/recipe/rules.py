@@ -42,6 +42,8 @@ def _refused(recipe: RecipeKeys) -> dict[str, object]:
         """: model.lora is not None and model.frozen,
         """model.lora with actor.kl.refresh_steps: the reference is the model without what training adds; leave it out
         """: model.lora is not None and actor.kl.coefficient and actor.kl.refresh_steps is not None,
+        """model.lora.quantize with model.lora.dora, whose norms are of whole weights; leave one out
+        """: model.lora is not None and model.lora.quantize != "none" and model.lora.dora,
         """model.lora with critic.trunk: own would hold the model twice; set critic.trunk: shared
         """: model.lora is not None and actor.advantage == "gae" and recipe.critic.trunk == "own",
         """cold_start.steps > 0 needs exactly one of cold_start.path and cold_start.demonstrations

@@ -198,6 +198,9 @@ class LoraConfig(Section):
     )
     rslora: bool = key(False, "Scale by `alpha / sqrt(rank)` instead (rsLoRA, arXiv 2312.03732).")
     dora: bool = key(False, "Train the size of each row of weights by itself (DoRA, arXiv 2402.09353): slower.")
+    quantize: Literal["none", "nf4"] = key(
+        "none", "Keep the model's own linear layers in 4 bits, on a GPU ([QLoRA](../guides/lora.md#qlora))."
+    )
 
 
 class ModelConfig(Section):
