@@ -1,10 +1,12 @@
 """LoRA: what is trained, what it computes, and what is written, against the formula and against peft's own reading."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from gspo.engine.embedded.decoding import Means
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion
+from gspo.engine.make import _lora_options
 from gspo.engine.server.probe import Probe
 from gspo.errors import UserError
 from gspo.merge import merge
@@ -33,9 +36,11 @@ from gspo.model.lora import (
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, response_likelihood
 from gspo.model.weights import weights_by_layer
-from gspo.recipe.sections import LoraConfig, ModelConfig
+from gspo.recipe.load import load_recipe
+from gspo.recipe.sections import LoraConfig, ModelConfig, ServerConfig
 
 pytestmark = needs("peft")
+ROOT = Path(__file__).parents[2]
 NewPolicy = Callable[..., Policy]
 Adapted = Callable[..., Policy]
 KINDS: dict[str, dict[str, Any]] = {
@@ -313,6 +318,65 @@ def test_engines_get_the_tensors_of_the_merged_model(family: str, adapted: Adapt
     expected = {name: tensor for path in files for name, tensor in load_file(path).items()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "vllm", "rank"),
+    [
+        ("qwen3", {"rank": 4}, {}, 8),
+        ("qwen3", {"rank": 129, "rslora": True}, {}, 256),
+        ("qwen3", {"rank": 513}, {}, None),  # no server reserves so many
+        ("qwen3", {"dora": True}, {}, None),
+        ("gpt2", {}, {}, None),
+        ("qwen3_moe", {"targets": ("q_proj",)}, {}, None),
+        ("qwen3", {}, {"urls": ("http://127.0.0.1:8000",)}, None),
+        ("qwen3", {}, {"weights": "nccl"}, None),
+        ("qwen3", {}, {"adapters": False}, None),
+    ],
+    ids=str,
+)
+def test_vllm_gets_the_adapter_alone_where_it_can(
+    family: str, settings: dict[str, Any], vllm: dict[str, Any], rank: int | None, adapted: Adapted
+) -> None:
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.max_staleness=2", "actor.old_logprobs=engine"])
+    rollout = recipe.rollout.model_copy(update={"vllm": ServerConfig(**vllm)})
+    found = _lora_options(recipe.model_copy(update={"rollout": rollout}), adapted(family, **settings))
+    assert found == ({"enable_lora": True, "max_lora_rank": rank, "max_loras": 4} if rank else {})
+
+
+def test_engines_get_weights_of_4_bits_in_whole_numbers(adapted: Adapted, monkeypatch: Any) -> None:
+    policy = adapted(targets=("*attn*",))  # some layers have no adapter, and are quantised all the same
+    expected = {name: tensor for layer in weights_by_layer(policy) for name, tensor in layer.items()}
+    give(policy, moved_adapter(policy.model))
+    merged = {name: tensor for layer in weights_by_layer(policy) for name, tensor in layer.items()}
+
+    def dequantize(data: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        assert data.dtype == torch.uint8 and data.shape != state.shape
+        return state
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", SimpleNamespace(dequantize_4bit=dequantize))
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Linear) and module is not policy.model.lm_head and module.out_features > 16:
+            whole = module.weight.data
+            packed = torch.nn.Parameter(torch.zeros(whole.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+            packed.quant_state = whole  # type: ignore[attr-defined]
+            module.weight = packed
+    found = {name: tensor for layer in weights_by_layer(policy) for name, tensor in layer.items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in merged.items())
+    assert not all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in expected.items())
+
+
+def test_weights_of_4_bits_are_for_one_gpu() -> None:
+    settings, gpu, cpu = LoraConfig(quantize="nf4"), torch.device("cuda", 0), torch.device("cpu")
+    assert lora.quantization(LoraConfig(), cpu, torch.float32, is_sharded=True) == {}
+    for device, is_sharded, words in (
+        (cpu, False, "model.device is cpu"),
+        (gpu, True, "ranks cannot share weights of"),
+    ):
+        with pytest.raises(UserError, match=rf"model\.lora\.quantize: nf4: .*{words}(.|\n)*fix: leave it out"):
+            lora.quantization(settings, device, torch.bfloat16, is_sharded=is_sharded)
 
 
 @pytest.mark.parametrize("rounding", [1e-6, 1e-2])

@@ -52,7 +52,7 @@ def keys_of(text: str) -> set[str]:
         ("bf16=true", "here it is model.dtype: bfloat16"),
         ("lora.r=8", "here it is model.lora"),
         ("lora_rank=8", "here it is model.lora.rank"),
-        ("model.lora.dropout=0.1", "known: rank, alpha, targets, rslora, dora"),
+        ("model.lora.dropout=0.1", "known: rank, alpha, targets, rslora, dora, quantize"),
         ("actor.kl_coef=0.1", "here it is actor.kl.coefficient, with actor.kl.place: reward"),
         ("rollout.n=8", "here it is rollout.group_size"),
         ("rollout.max_completion_length=64", "here it is rollout.max_new_tokens"),

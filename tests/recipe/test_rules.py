@@ -55,6 +55,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, ["expected gradient is 0", "k2"]),
         ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}}, ["deviation", "group_mean"]),
         ({"rollout": {"group_size": 1}}, ["rollout.group_size", "ppo"]),
+        ({"model": {"path": "x", "lora": {"quantize": "nf4", "dora": True}}}, ["whole weights"]),
         ({"reward": [{"function": "math", "weight": 0}]}, ["weight 0", "nothing to train on"]),
         ({"actor": {"surrogate": "grpo"}}, ["actor.surrogate", "importance_sampling_level: token"]),
         ({"actor": {"surrogate": "drgrpo"}}, ["did you mean dr_grpo"]),

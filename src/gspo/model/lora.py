@@ -65,7 +65,7 @@ def quantization(settings: LoraConfig | None, device: torch.device, dtype: torch
         return {}
     absent = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
     problems = {
-        f"bitsandbytes computes with 4 bits on a GPU, and model.device is {device.type}": device.type != "cuda",
+        f"weights of 4 bits are for a GPU's memory, and model.device is {device.type}": device.type != "cuda",
         "ranks cannot share weights of 4 bits": is_sharded,
         f"this needs the package {' and '.join(absent)} (pip install -e '.[qlora]' in the checkout)": absent,
     }
