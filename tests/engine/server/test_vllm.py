@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -811,18 +811,18 @@ def test_each_version_of_an_adapter_is_a_name_of_its_own_beside_weights_that_are
 ) -> None:
     engine, small = new_adapter_engine(), small_adapter(adapted)
     sampler, seen = Sampler(engine, adapted), list[list[list[list[int]]]]()
-    for version in (0, 1, 2, 1):  # a number that comes again is a name that does not
+    for version in (0, 1, 0, 1, 0):  # a number that comes again is a name that does not
         sampler.publish(version)
         groups = sampler.sample(queries, SETTINGS, KEY)
         assert (logprobs(groups) - likelihoods(adapted, groups)).abs().max() < TOLERANCE
         assert {sample.versions[0][0] for group in groups for sample in group.samples} == {version}
         assert len(adapters_in(server, proxy)) == 1
         seen.append(tokens(groups))
-        give(adapted, {name: tensor * 8 * (version + 1) for name, tensor in small.items()})
-    assert seen[0] != seen[1] != seen[2] != seen[3]
+        give(adapted, {name: tensor * 4 * (len(seen) + 1) for name, tensor in small.items()})
+    assert all(own != other for own, other in pairwise(seen))
     names = [body["lora_name"] for path, body in proxy.requests if path == LOAD]
     assert [path for path, _ in proxy.requests].count("/collective_rpc") == 2  # no policy's, and those beneath
-    assert len({*names}) == 4
+    assert len({*names}) == 5
     assert [body["lora_name"] for path, body in proxy.requests if path == UNLOAD] == names[:-1]
 
 
@@ -927,6 +927,22 @@ def test_samples_of_the_model_without_the_adapter_or_with_the_last_are_noticed(
     proxy.disturb(as_asked, times=10**6, when=lambda body: True)
     with pytest.raises(RunError, match="does not have the policy's weights"):
         engine.publish(1)
+
+
+@needs("peft")
+def test_a_server_that_has_failed_or_was_started_anew_is_given_its_adapter_again(
+    adapted: Policy, new_adapter_engine: Any, queries: list[Query], proxy: Proxy
+) -> None:
+    sampler = Sampler(new_adapter_engine(), adapted)
+    give(adapted, moved(adapted))
+    sampler.publish(0)
+    expected = tokens(sampler.sample(queries, SETTINGS, KEY))
+    proxy.disturb(answering(500, "out of memory"))
+    assert tokens(sampler.sample(queries, SETTINGS, KEY)) == expected
+    proxy.disturb(answering(200, '{"weight_version": "default"}'), path="/weight_info", when=lambda body: True)
+    sampler.publish(1)
+    assert tokens(sampler.sample(queries, SETTINGS, KEY)) == expected
+    assert [path for path, _ in proxy.requests].count("/collective_rpc") == 4
 
 
 @needs("peft")

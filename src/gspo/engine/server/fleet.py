@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Fleet:
         self._beneath = without_effect(policy.model) if applies or is_exact else None
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._labels: dict[int, str] = {}  # by version
+        self._times = count(2)  # that a version is published
         key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         model = (directory / f"{api.name}_model").absolute()
         self._options: dict[str, Any] = {"model": model, "max_length": max_length, "dtype": dtype}
@@ -123,7 +125,7 @@ class Fleet:
         """
         is_new, self.version = version != self.version, version
         if is_new:
-            again = f"-{len(self._labels)}" * (version in self._labels)
+            again = f"-{next(self._times)}" if version in self._labels else ""
             self._labels[version] = f"{self._run_name}-{version}{again}"
         try:
             try:

@@ -184,7 +184,7 @@ class VllmApi:
         ]
 
     def load(self, label: str, folder: Path) -> Request:
-        """Have the server take the adapter of a folder under a name; it says by whom it is asked what it samples."""
+        """Have the server take the adapter of a folder, for requests that name it."""
         body = {"lora_name": label, "lora_path": str(folder)}
         return Request(path="/v1/load_lora_adapter", body=body, is_json=False)
 
