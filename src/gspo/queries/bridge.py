@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
+from gspo.errors import UserError
 from gspo.queries.render import CUT, cut, special_tokens
-from gspo.queries.template import ChatTemplate, with_text
+from gspo.queries.template import HOLE, ChatTemplate, with_text
 from gspo.recipe.sections import QueriesConfig
 from gspo.types import Messages
 
@@ -49,7 +51,7 @@ class Bridge:
     @property
     def opened(self) -> list[int]:
         """The tokens behind a prompt's last message, with which the policy's turn begins; none without a template."""
-        text = self._template.behind_a_question(self._variables) if self._template else ""
+        text = self.opened_text
         return self._encoded_behind("", text) if text else []
 
     def opening(self, said: str) -> list[int]:
@@ -77,11 +79,54 @@ class Bridge:
 
         Written as the user's, several are one message.
         """
-        pieces, end = self.pieces(results), self._tokenizer.decode([last])
-        pieces[0] = pieces[0].removeprefix(end)  # the policy has written it
+        return self.encoded(self.marked(results, last=last), self._tokenizer.decode([last]))
+
+    def marked(self, results: Sequence[str], *, last: int) -> str:
+        """The text of `tokens`, with marks as in that of `rendered`."""
+        pieces = self.pieces(results)
+        pieces[0] = pieces[0].removeprefix(self._tokenizer.decode([last]))  # the policy has written it
         for place in range(1, len(pieces), 2):
             pieces[place] = self._cut(pieces[place])
-        return self._encoded_behind(end, "".join(pieces))
+        return "".join(pieces)
+
+    @property
+    def opened_text(self) -> str | None:
+        """The text behind a prompt's last message, with which the policy's turn begins; None without a template."""
+        return self._template.behind_a_question(self._variables) if self._template else None
+
+    def again(self, turns: Sequence[tuple[str, Sequence[str]]]) -> str | None:
+        """The text behind a prompt's last message, as the template writes turns of the policy with what followed each.
+
+        It has marks, as that of `rendered`. None without a template, and where it refuses what the policy wrote.
+        """
+        if self._template is None:
+            return None
+        messages: Messages = [{"role": "user", "content": HOLE}]
+        for turn, results in turns:
+            messages += [{"role": "assistant", "content": turn}, *self._messages(results)]
+        with suppress(UserError):
+            return self._template.prompt(messages, self._variables, where="")[0].partition(HOLE)[2]
+        return None
+
+    def written_again(self, prompt_ids: Sequence[int], marked: str) -> list[int]:
+        """The tokens of a prompt and of a text of `again` behind it, which may begin otherwise than `opened_text`."""
+        opened, decode, kept = self.opened_text or "", self._tokenizer.decode, len(prompt_ids)
+        if marked.startswith(opened):
+            marked = marked.removeprefix(opened)
+        else:
+            while not (end := decode([*prompt_ids[kept:]])).endswith(opened) and kept:
+                kept -= 1
+            marked = end.removesuffix(opened) + marked
+        return [*prompt_ids[:kept], *self.encoded(marked, decode([*prompt_ids[kept - 1 : kept]]))]
+
+    def _messages(self, results: Sequence[str]) -> Messages:
+        """Results as the messages that `pieces` writes."""
+        texts = [self._cut(result) for result in results]
+        if self.role == "tool":
+            return [{"role": "tool", "content": text} for text in texts]
+        if self.speaker == "user":
+            return [{"role": "user", "content": "\n\n".join(texts)}]
+        return [{"role": "user", "content": _BEFORE.lstrip() + (_AFTER + _BEFORE).join(texts) + _AFTER.rstrip()}]
 
     def rendered(self, messages: Messages, schemas: Sequence[Mapping[str, Any]], own_texts: Container[str] = ()) -> str:
         """The text of a conversation up to the policy's next turn; UserError for messages that the template leaves out.

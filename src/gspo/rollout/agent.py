@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 from math import fsum
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.model.packing import join_experts
 from gspo.model.policy import Policy
 from gspo.queries.render import CUT
 from gspo.queries.template import HOLE
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.conversation import Written, joined
+from gspo.rollout.conversation import Written, departure, joined
 from gspo.rollout.dialects import Answer, RefusedError, Request, answer_of
 from gspo.rollout.keys import number_of
-from gspo.rollout.segments import Continuation
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Agent, Result, Tools
 from gspo.types import Failure, FinishReason, Query, Sample, Turn
@@ -35,7 +32,6 @@ class _Piece(Written):
 
     last: int  # the number of the request that its last turn answers
     told: list[Any] = field(default_factory=list)  # the tools and the messages of that request, and the turn
-    marked: str = ""  # the text of the tokens, with marks
 
 
 class AgentRollout:
@@ -133,9 +129,8 @@ class Recording:
         num_calls = sample.text.count("<tool_call>")
         said = Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens, num_calls=num_calls)
         piece.turns += [Turn(role="user", text=marked.replace(CUT, ""), num_tokens=len(context)), said]
-        piece.read(context)
-        piece.marked += marked + Continuation(self._policy.tokenizer, piece.ids)(sample.token_ids.tolist())
-        piece.write(sample)
+        piece.read(context, marked)
+        piece.write(sample, self._policy.tokenizer)
 
     def _place(self, request: Request) -> tuple[_Piece | None, list[int], str]:
         """The piece that the request goes on with, if any, and the tokens and the marked text between them.
@@ -153,12 +148,10 @@ class Recording:
                 return piece, *self._between(piece, marked[len(piece.marked) :])
         told, history = _told(request), self._settings.history
         same = [piece for piece in self._pieces if told[: len(piece.told)] == piece.told]
-        if same and history == "refuse":
-            what = "the chat template writes an earlier turn in another way than it was sampled"
-            fix = "set rollout.history: branch or append"
-            raise UserError(what, where=f"rollout.history, row {self._query.id}", fix=fix)
-        if same and history == "append":
-            piece = max(same, key=lambda piece: len(piece.told))
+        piece = max(same, key=lambda piece: len(piece.told), default=None)
+        if piece is not None and history == "refuse":
+            raise departure(piece.marked, marked, self._query)
+        if piece is not None and history == "append":
             hole, messages = f"{HOLE}{secrets.token_hex(4)}", [*request.messages]
             messages[len(piece.told) - 2] = {"role": "assistant", "content": hole}
             with suppress(UserError):  # the template may want the calls
@@ -183,14 +176,12 @@ class Recording:
             sample = await rollout(self._query, partial(self._generate, max_new_tokens=1))
             return replace(sample, failure=failure)
         pieces = sorted(self._pieces, key=lambda piece: piece.last)
-        experts = [own for piece in pieces if (own := piece.samples[-1].experts) is not None]
         return joined(
             self._policy,
             self._query,
             pieces,
-            starts=(0, *accumulate(len(piece.ids) for piece in pieces[:-1])),
+            is_own=True,
             finish_reason=self._over or "stop",
-            experts=join_experts(experts, is_own=True) if len(experts) == len(pieces) else None,
             failure=failure,
             environment_reward=reward,
         )

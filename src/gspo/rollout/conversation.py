@@ -1,19 +1,23 @@
 """Rollouts of several turns: the policy calls tools, or an environment answers it, until either has no more to say."""
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from math import fsum
+from os.path import commonprefix
 from typing import Any
 
 import torch
 
 from gspo.errors import UserError
+from gspo.model.packing import join_experts
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.dialects import CALL
-from gspo.rollout.segments import text_and_segments
+from gspo.rollout.segments import Continuation, text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Tools
 from gspo.types import Experts, Failure, FinishReason, Query, Sample, Turn
@@ -27,17 +31,42 @@ class Written:
     mask: list[bool] = field(default_factory=list)  # which of them the policy wrote
     samples: list[Sample] = field(default_factory=list)  # of the policy's turns, each with all before it as its prompt
     turns: list[Turn] = field(default_factory=list)
+    marked: str = ""  # the text, with marks as bridges make them
 
-    def read(self, context: Sequence[int]) -> None:
+    def read(self, context: Sequence[int], marked: str) -> None:
         """Append what the policy only reads."""
         self.ids += context
         self.mask += [False] * len(context)
+        self.marked += marked
 
-    def write(self, sample: Sample) -> None:
+    def write(self, sample: Sample, tokenizer: Any) -> None:
         """Append a turn of the policy's."""
-        self.ids += sample.token_ids.tolist()
+        ids = sample.token_ids.tolist()
+        self.marked += Continuation(tokenizer, sample.query.prompt_ids)(ids)
+        self.ids += ids
         self.mask += [True] * sample.num_tokens
         self.samples.append(sample)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Response:
+    """A response under way."""
+
+    query: Query
+    pieces: list[Written]  # the first follows the prompt, the others have contexts of their own
+    said: list[tuple[str, Sequence[str]]] = field(default_factory=list)  # turns, and what followed each
+    num_tokens: int = 0  # behind the prompt, whatever stands in several contexts once
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All that the policy reads."""
+        prompt_ids = self.query.prompt_ids if len(self.pieces) == 1 else ()
+        return (*prompt_ids, *self.pieces[-1].ids)
+
+    @property
+    def num_taken(self) -> int:
+        """The tokens that rollout.max_new_tokens limits; a template may also make a context longer than it was."""
+        return max(self.num_tokens, len(self.ids) - len(self.query.prompt_ids))
 
 
 class Conversation:
@@ -58,61 +87,73 @@ class Conversation:
             await self._tools.end(session)
 
     async def _sample(self, query: Query, generate: Generate, session: str) -> Sample:
-        settings, tools, written = self._settings, self._tools, Written()
+        settings, tools, response = self._settings, self._tools, _Response(query=query, pieces=[Written()])
         by_steps = tools.environment is not None and tools.environment.by_steps
         answered = self._step if by_steps else self._call_tools
-        said = await tools.begin(session, query)
-        if said is not None:
-            written.read(tools.bridge.opening(said))
-            written.turns.append(Turn(role="user", text=said, num_tokens=len(written.ids)))
-        if len(written.ids) >= settings.max_new_tokens:
-            what = f"what the environment says first has {len(written.ids)} tokens"
-            fix = f"raise rollout.max_new_tokens, which is {settings.max_new_tokens}"
-            raise UserError(what, where=f"rollout.environment, row {query.id}", fix=fix)
+        await self._begin(session, response)
         while True:
-            room = settings.max_new_tokens - len(written.ids)
-            turn = partial(generate, turn=len(written.samples), max_new_tokens=room)
-            prompt = replace(query, prompt_ids=(*query.prompt_ids, *written.ids))
-            sample = await self._single_turn(prompt, turn)
-            written.write(sample)
+            room = settings.max_new_tokens - response.num_taken
+            turn = partial(generate, turn=len(response.said), max_new_tokens=room)
+            sample = await self._single_turn(replace(query, prompt_ids=response.ids), turn)
+            response.num_tokens += sample.num_tokens
+            written = response.pieces[-1]
+            written.write(sample, self._policy.tokenizer)
             written.turns.append(Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens))
-            is_over = await answered(session, written)
+            is_over = await answered(session, response)
             if is_over is not None:
                 break
         reason, failure = is_over
         reward = None
         if failure is None:  # else the environment may hang
             reward, failure = await tools.reward(session)
-        given = [turn.reward for turn in written.turns if turn.reward is not None]
+        given = [turn.reward for piece in response.pieces for turn in piece.turns if turn.reward is not None]
         if by_steps and (given or reason == "length"):  # a first turn that is cut off has earned nothing
             reward = fsum(given)
         return joined(
             self._policy,
             query,
-            [written],
+            response.pieces,
+            is_own=False,
             finish_reason=reason,
-            experts=_experts(written.samples[-1], len(query.prompt_ids)),
             failure=failure,
             environment_reward=reward,
         )
 
-    async def _call_tools(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:
+    async def _begin(self, session: str, response: _Response) -> None:
+        """Append what the environment says first, if there is one and it says something."""
+        bridge, written, most = self._tools.bridge, response.pieces[-1], self._settings.max_new_tokens
+        said = await self._tools.begin(session, response.query)
+        opened = bridge.opened_text
+        if said is not None:
+            written.read(bridge.opening(said), opened or "")
+            written.turns.append(Turn(role="user", text=said, num_tokens=len(written.ids)))
+            response.num_tokens = len(written.ids)
+        elif opened and response.query.text.endswith(opened):
+            written.marked = opened
+        if response.num_tokens >= most:
+            what = f"what the environment says first has {len(written.ids)} tokens"
+            fix = f"raise rollout.max_new_tokens, which is {most}"
+            raise UserError(what, where=f"rollout.environment, row {response.query.id}", fix=fix)
+
+    async def _call_tools(self, session: str, response: _Response) -> tuple[FinishReason, Failure | None] | None:
         """Make the calls of the last turn and append what they return; where the response is over, return why."""
+        written = response.pieces[-1]
         sample = written.samples[-1]
         calls = CALL.findall(sample.text) if sample.finish_reason == "stop" else []
         if not calls:
             return sample.finish_reason, None
-        if len(written.samples) == self._settings.max_turns:
+        if len(response.said) + 1 == self._settings.max_turns:
             return "turns", None
         results = await self._tools.answers(session, calls)
         num_errors = sum(result.is_error for result in results)
         written.turns[-1] = replace(written.turns[-1], num_calls=len(calls), num_errors=num_errors)
         if failure := next((result.failure for result in results if result.failure), None):
             return "stop", failure
-        return self._read([result.text for result in results], written)
+        return self._read([result.text for result in results], response)
 
-    async def _step(self, session: str, written: Written) -> tuple[FinishReason, Failure | None] | None:
+    async def _step(self, session: str, response: _Response) -> tuple[FinishReason, Failure | None] | None:
         """Have the environment answer the last turn and append what it says; where the response is over, return why."""
+        written = response.pieces[-1]
         sample = written.samples[-1]
         if sample.finish_reason != "stop":
             return sample.finish_reason, None
@@ -123,26 +164,62 @@ class Conversation:
         written.turns[-1] = replace(written.turns[-1], reward=reward)
         if is_over:
             return "stop", None
-        if len(written.samples) == self._settings.max_turns:
+        if len(response.said) + 1 == self._settings.max_turns:
             return "turns", None
-        return self._read([said[: self._settings.tool_characters]], written)
+        return self._read([said[: self._settings.tool_characters]], response)
 
-    def _read(self, texts: Sequence[str], written: Written) -> tuple[FinishReason, None] | None:
+    def _read(self, texts: Sequence[str], response: _Response) -> tuple[FinishReason, None] | None:
         """Append what tools or the environment say; where it has no room, return so."""
-        bridge = self._tools.bridge
-        context = bridge.tokens(texts, last=int(written.ids[-1]))
-        if len(written.ids) + len(context) >= self._settings.max_new_tokens:
+        bridge, written, prompt_ids = self._tools.bridge, response.pieces[-1], response.query.prompt_ids
+        last = written.ids[-1]
+        context, marked = bridge.tokens(texts, last=last), bridge.marked(texts, last=last)
+        response.said.append((written.turns[-1].text, texts))
+        response.num_tokens += len(context)
+        size, again = len(response.ids) + len(context), self._again(response)
+        if again is not None:
+            first, written = response.pieces[0], Written()
+            before = [*prompt_ids, *first.ids[: first.mask.index(True)]]
+            context, marked = bridge.written_again(before, again), again
+            size = len(context)
+        if max(response.num_tokens, size - len(prompt_ids)) >= self._settings.max_new_tokens:
             return "length", None
-        written.read(context)
+        if again is not None:
+            response.pieces.append(written)
+        written.read(context, marked)
         written.turns.append(Turn(role=bridge.speaker, text="\n".join(texts), num_tokens=len(context)))
         return None
 
+    def _again(self, response: _Response) -> str | None:
+        """The text of a context of its own; None where the policy goes on behind what was sampled.
 
-def joined(policy: Policy, query: Query, pieces: Sequence[Written], **others: Any) -> Sample:
-    """All turns of some contexts as one sample, with `others` of its fields."""
+        UserError where the recipe refuses a template that writes it in another way.
+        """
+        history, sampled = self._settings.history, response.pieces[-1].marked
+        if history == "append" or not sampled:
+            return None
+        again = self._tools.bridge.again(response.said)
+        if again is None or again.startswith(sampled):
+            return None
+        if history == "refuse":
+            raise departure(sampled, again, response.query)
+        return again
+
+
+def departure(sampled: str, again: str, query: Query) -> UserError:
+    """The error that names the place at which a template writes an earlier turn in another way than it was sampled."""
+    place = len(commonprefix([sampled, again]))  # noqa: RUF071 - characters are meant
+    here, there = (json.dumps(text[place : place + 40], ensure_ascii=False) for text in (sampled, again))
+    what = f"the chat template writes an earlier turn in another way than it was sampled: {there} in place of {here}"
+    fix = "set rollout.history: branch or append"
+    return UserError(what, where=f"rollout.history, row {query.id}", fix=fix)
+
+
+def joined(policy: Policy, query: Query, pieces: Sequence[Written], *, is_own: bool, **others: Any) -> Sample:
+    """All turns of some contexts as one sample, with `others` of its fields; `is_own`: the prompt is in the first."""
     samples = [sample for piece in pieces for sample in piece.samples]
     ids = [token for piece in pieces for token in piece.ids]
     full = [each for sample in samples if (each := sample.full_logprobs) is not None]
+    starts = [0, *accumulate(len(piece.ids) for piece in pieces[:-1])]
     return replace(
         samples[-1],
         query=query,
@@ -152,17 +229,22 @@ def joined(policy: Policy, query: Query, pieces: Sequence[Written], **others: An
         sampler_logprobs=torch.cat([sample.sampler_logprobs for sample in samples]),
         full_logprobs=torch.cat(full) if len(full) == len(samples) else None,
         versions=tuple(merged([span for sample in samples for span in sample.versions])),
+        experts=_experts(pieces, None if is_own else len(query.prompt_ids)),
         turns=tuple(turn for piece in pieces for turn in piece.turns),
+        starts=tuple(starts[not is_own :]),
         **others,
     )
 
 
-def _experts(last: Sample, num_prompt_ids: int) -> Experts | None:
-    """The experts of the whole response: the last turn's pass has read all before it."""
-    if last.experts is None:
+def _experts(pieces: Sequence[Written], num_prompt_ids: int | None) -> Experts | None:
+    """The experts of the whole response: the last pass of each piece has read all before it."""
+    found = [experts for piece in pieces if (experts := piece.samples[-1].experts) is not None]
+    if len(found) < len(pieces):
         return None
-    whole, size = torch.cat([last.experts.prefix, last.experts.row]), num_prompt_ids - 1
-    return Experts(prefix=whole[:size], row=whole[size:])
+    if num_prompt_ids is not None:
+        whole, size = torch.cat([found[0].prefix, found[0].row]), num_prompt_ids - 1
+        found[0] = Experts(prefix=whole[:size], row=whole[size:])
+    return join_experts(found, is_own=num_prompt_ids is None)
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
