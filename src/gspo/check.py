@@ -49,7 +49,7 @@ def check(
     yield from _model_lines(recipe, inputs)
     yield from _query_lines(recipe, inputs)
     if inputs.tools is not None:
-        yield from _tool_lines(inputs.tools)
+        yield from _tool_lines(inputs.tools, recipe.rollout.history)
     for source, probed in inputs.probed.items():
         functions = [function for function in inputs.functions if function.name in probed[0][1].parts]
         yield from _reward_lines(functions, probed, f" of {source}" if source else "")
@@ -123,7 +123,19 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
 
 
-def _tool_lines(tools: Tools) -> Iterator[str]:
+_TRIED = {
+    "the text": "GSPO",
+    "a call": '<tool_call>{"name":"GSPO","arguments":{}}</tool_call>',
+    "thoughts": "<think>\nGSPO\n</think>\n\nGSPO",
+}
+_HISTORIES = {
+    "branch": "the next has a context of its own (rollout.history: branch)",
+    "append": "the next goes on behind what was sampled (rollout.history: append)",
+    "refuse": "such a run ends (rollout.history: refuse)",
+}
+
+
+def _tool_lines(tools: Tools, history: str) -> Iterator[str]:
     """Each tool with its parameters, and what stands between two turns of the policy."""
     for name, tool in tools.by_name.items():
         parameters = ", ".join(tool.schema["function"]["parameters"].get("properties", {}))
@@ -132,6 +144,12 @@ def _tool_lines(tools: Tools) -> Iterator[str]:
     written = json.dumps("".join(tools.bridge.pieces(["ANSWER" if by_steps else "RESULT"])), ensure_ascii=False)
     role = f"as messages of the role {tools.bridge.role}" if tools.bridge.role else "as plain text"
     yield f"{'environment' if by_steps else 'results':<12}{role}, which are not trained on: {written}"
+    rewritten = [name for name, text in _TRIED.items() if tools.bridge.rewrites(text)]
+    if rewritten:
+        parts = " and ".join(rewritten)
+        yield f"history     the chat template writes {parts} of an earlier turn otherwise: {_HISTORIES[history]}"
+    elif tools.bridge.role is not None:
+        yield "history     the chat template writes earlier turns as they are sampled"
 
 
 def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """Chat templates of published models, cut down to what they do with the messages' texts."""
 
+import re
+from typing import Any
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -165,3 +168,24 @@ SMOLLM3 = """
 PUBLISHED = {
     name.lower(): text for name, text in globals().items() if name.isupper() and isinstance(text, str) and "{" in text
 }
+TURN_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<eos>")
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|user|>"]
+CONTROL += ["<|assistant|>", "<|system|>", "<|end|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<eos>"]
+CONTROL += ["<bos>", "<|User|>", "<|Assistant|>", "<think>", "<tool_call>"]
+
+
+def byte_tokenizer() -> Any:
+    """One token a byte, and the control tokens of all published templates."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>")
+    made.add_tokens([token for token in CONTROL if token == "<tool_call>"])  # an ordinary token, as in Qwen
+    made.add_special_tokens(
+        {"additional_special_tokens": [t for t in CONTROL if t not in ("<eos>", "<bos>", "<tool_call>")]}
+    )
+    return made

@@ -1,37 +1,18 @@
 """What stands between a call and the policy's next turn: as the template writes it, and never a control token."""
 
-import re
 from typing import Any
 
 import pytest
-from tests.queries.chat_templates import PUBLISHED
+from tests.queries.chat_templates import CONTROL, PUBLISHED, TURN_END, byte_tokenizer
 
 from gspo.errors import UserError
 from gspo.queries.bridge import Bridge
 from gspo.recipe.sections import QueriesConfig
 
-TURN_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<end_of_turn>|<eos>")
-CONTROL = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|user|>"]
-CONTROL += ["<|assistant|>", "<|system|>", "<|end|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<eos>"]
-CONTROL += ["<bos>", "<|User|>", "<|Assistant|>", "<think>", "<tool_call>"]
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """One token a byte, and the control tokens of all published templates."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = Tokenizer(models.BPE(vocab=tokens, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", bos_token="<bos>")
-    made.add_tokens([token for token in CONTROL if token == "<tool_call>"])  # an ordinary token, as in Qwen
-    made.add_special_tokens(
-        {"additional_special_tokens": [t for t in CONTROL if t not in ("<eos>", "<bos>", "<tool_call>")]}
-    )
-    return made
+    return byte_tokenizer()
 
 
 @pytest.fixture(params=sorted(PUBLISHED))
@@ -87,3 +68,13 @@ def test_a_template_that_takes_results_under_no_role_is_refused(tokenizer: Any) 
     tokenizer.chat_template = "{{ messages[0]['content'] }}{% if messages[2:] %}{{ raise_exception('no') }}{% endif %}"
     with pytest.raises(UserError, match="neither as messages of the role tool nor as the user's"):
         Bridge(tokenizer, QueriesConfig())
+
+
+def test_it_tells_which_templates_write_an_earlier_turn_otherwise(tokenizer: Any) -> None:
+    found = dict[str, list[bool]]()
+    for name in ("chatml", "qwen3", "deepseek"):
+        tokenizer.chat_template = PUBLISHED[name]
+        bridge = Bridge(tokenizer, QueriesConfig(), as_user=True)
+        found[name] = [bridge.rewrites(text) for text in ("x", "<think>\nhm\n</think>\n\nx")]
+    # Its prompts begin thoughts, which earlier turns lack.
+    assert found == {"chatml": [False, False], "qwen3": [False, True], "deepseek": [True, True]}

@@ -5,11 +5,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
+from tests.queries.chat_templates import PUBLISHED, TURN_END, byte_tokenizer
 from tests.samples import query_of, sequence_of
 from tests.sampling import sampler_of
 
@@ -19,6 +21,8 @@ from gspo.engine.engine import Completion
 from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
+from gspo.queries.render import render_all
+from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.reward.score import Scoring
 from gspo.rollout.conversation import Conversation
@@ -102,13 +106,13 @@ def talk_in(given: Tools, policies: Policies, **settings: Any) -> Sample:
     return loop.run(conversation(query, policies))
 
 
-def stepped(*answers: Any) -> Tools:
+def stepped(*answers: Any, first: str = "so: ") -> Tools:
     """An environment that answers the turns one after the other."""
     left = [*answers]
 
     async def ask(session: str, method: str | None, arguments: Any) -> Result:
         if method != "step":
-            return Result(text="so: " if method == "reset" else "")
+            return Result(text=first if method == "reset" else "")
         answer = left.pop(0)
         return Result(text="", failure=answer) if isinstance(answer, Failure) else Result(text=json.dumps(answer))
 
@@ -271,6 +275,107 @@ def test_the_last_turn_that_may_be_has_its_reward_and_one_that_is_cut_off_has_no
     sample = talk_in(stepped(["?", 1.0, False], ["?", 2.0, False]), Policies("1", "22222"), **settings)
     assert (sample.finish_reason, sample.environment_reward) == (reason, reward)
     assert sample.loss_mask[-1] and sample.num_tokens <= settings.get("max_new_tokens", 99)
+
+
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+class OfTemplate:
+    """A conversation of three turns, by a published template; the policy ends its turns as that does."""
+
+    def __init__(self, name: str, thoughts: str, **settings: Any) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.tokenizer.chat_template = PUBLISHED[name]
+        written = self.tokenizer.apply_chat_template(self.messages("CALL", 2), tokenize=False).partition("CALL")[2]
+        end = TURN_END.match(written)
+        assert end is not None
+        self.end = self.tokenizer.convert_tokens_to_ids(end[0])
+        self.thoughts, self.asked, self.said = thoughts, list[list[int]](), list[list[int]]()
+        (query,) = render_all([Row(id="q", prompt="QUESTION", columns={})], self.tokenizer, queries=QueriesConfig())
+        policy = object.__new__(Policy)
+        vars(policy).update(tokenizer=self.tokenizer, stop_ids=(self.end,))
+        tools = stepped(["a", 1.0, False], ["b<|im_end|>", 1.0, False], ["", 1.0, True], first="")
+        tools = replace(tools, bridge=Bridge(self.tokenizer, QueriesConfig(), as_user=True))
+        query = replace(query, prompt_ids=query.prompt_ids[: -len(tools.bridge.opened)])  # as runs have it
+        conversation = Conversation(policy, RolloutConfig(**{"max_new_tokens": 999, **settings}), tools)
+        self.sample = loop.run(conversation(query, self.generate))
+
+    @staticmethod
+    def messages(turn: str, num: int) -> list[dict[str, str]]:
+        """The first so many messages."""
+        said = ["QUESTION", turn.format(0), "a", turn.format(1), "b<|im_end|>"]
+        return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said[:num])]
+
+    async def generate(self, ids: Any, is_complete: Any, *, turn: int, max_new_tokens: int) -> Completion:
+        self.asked.append([*ids])
+        text = self.tokenizer(f"{self.thoughts}turn {turn}", add_special_tokens=False)["input_ids"]
+        self.said.append([*text, self.end][:max_new_tokens])
+        tokens = torch.tensor(self.said[-1])
+        reason: Any = "stop" if tokens[-1] == self.end else "length"
+        given: Any = {"full_logprobs": None, "versions": ((0, len(tokens)),), "experts": None}
+        return Completion(token_ids=tokens, logprobs=-tokens.float(), finish_reason=reason, **given)
+
+    def template_writes(self, turn: int) -> str:
+        """The prompt of a turn, rendered anew, from the question on: a date may stand before it."""
+        messages = self.messages(self.thoughts + "turn {}", 2 * turn + 1)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return "".join(text.partition("QUESTION")[1:])
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join(self.tokenizer.decode([*ids]).partition("QUESTION")[1:])
+
+
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+@pytest.mark.parametrize("thoughts", ["", THOUGHT])
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_every_turn_stands_behind_what_the_template_writes_or_behind_what_was_sampled(name: str, thoughts: str) -> None:
+    branched, kept = OfTemplate(name, thoughts), OfTemplate(name, thoughts, history="append")
+    assert [branched.text(ids) for ids in branched.asked] == [*map(branched.template_writes, range(3))]
+    mark = branched.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    plain = [branched.template_writes(turn).replace("b<|im_end|>", "") for turn in range(3)]
+    counts = [ids.count(mark) for ids in branched.asked]
+    assert [count - counts[0] for count in counts] == [
+        text.count("<|im_end|>") - plain[0].count("<|im_end|>") for text in plain
+    ]
+    sampled = [[*ids, *said] for ids, said in zip(branched.asked, branched.said, strict=True)]
+    goes_on = [branched.template_writes(turn + 1).startswith(branched.text(sampled[turn])) for turn in range(2)]
+    assert [branched.asked[turn + 1][: len(sampled[turn])] == sampled[turn] for turn in range(2)] == goes_on
+    assert len(branched.sample.starts) == goes_on.count(False)
+    for before, said, after in zip(kept.asked, kept.said, kept.asked[1:], strict=False):
+        assert after[: len(before) + len(said)] == [*before, *said]
+    assert kept.sample.starts == () and branched.sample.environment_reward == kept.sample.environment_reward == 3.0
+    for made in (branched, kept):
+        assert made.sample.token_ids[made.sample.loss_mask].tolist() == [token for own in made.said for token in own]
+        assert sum(turn.num_tokens for turn in made.sample.turns) == made.sample.num_tokens
+        assert [turn.role for turn in made.sample.turns] == ["user", "assistant"] * 3
+
+
+def test_each_context_of_its_own_is_what_its_first_turn_was_sampled_behind() -> None:
+    made = OfTemplate("qwen3", THOUGHT)
+    spans = pairwise([0, *made.sample.starts, made.sample.num_tokens])
+    prompts = [made.sample.query.prompt_ids, (), ()]
+    pieces = [
+        (*ids, *made.sample.token_ids[start:end].tolist()) for ids, (start, end) in zip(prompts, spans, strict=True)
+    ]
+    assert pieces == [(*ids, *said) for ids, said in zip(made.asked, made.said, strict=True)]
+
+
+def test_a_template_that_forgets_thoughts_is_refused_on_request_with_the_place() -> None:
+    with pytest.raises(UserError, match=r'"turn 0<\|im_end\|>.* in place of "<think>'):
+        OfTemplate("qwen3", THOUGHT, history="refuse")
+    assert OfTemplate("qwen3", "", history="refuse").sample.starts == ()
+
+
+@pytest.mark.parametrize("most", range(20, 90, 3))
+def test_branches_keep_the_limit_of_tokens(most: int) -> None:
+    """No context has more tokens behind the prompt than one response may have."""
+    made = OfTemplate("qwen3", THOUGHT, max_new_tokens=most)
+    assert made.sample.num_written <= most and made.sample.loss_mask[-1]
+    for ids, said in zip(made.asked, made.said, strict=True):
+        assert len(ids) + len(said) - len(made.sample.query.prompt_ids) <= most
+    assert made.sample.finish_reason == ("stop" if len(made.said) == 3 and made.said[2][-1] == made.end else "length")
 
 
 def test_an_environment_that_gives_no_answer_masks_the_response() -> None:

@@ -108,6 +108,11 @@ class Bridge:
             return self._template.prompt(messages, self._variables, where="")[0].partition(HOLE)[2]
         return None
 
+    def rewrites(self, turn: str) -> bool:
+        """Tell whether the template writes a turn in another way once another has followed it."""
+        again = self.again([(turn, ["GSPO"])])
+        return again is not None and not again.startswith(f"{self.opened_text}{turn}")
+
     def written_again(self, prompt_ids: Sequence[int], marked: str) -> list[int]:
         """The tokens of a prompt and of a text of `again` behind it, which may begin otherwise than `opened_text`."""
         opened, decode, kept = self.opened_text or "", self._tokenizer.decode, len(prompt_ids)

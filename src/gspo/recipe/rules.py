@@ -371,8 +371,11 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
             (f"rollout.{name}", "rollout.tools or rollout.environment"): rollout.has_turns and rollout.agent is None
             for name in ("tool_seconds", "tool_characters")
         },
-        **{(f"rollout.{name}", "rollout.agent"): rollout.agent for name in ("agent_seconds", "max_context", "history")},
-        ("rollout.max_turns", "rollout.tools, mcp, environment or agent"): rollout.has_turns,
+        **{(f"rollout.{name}", "rollout.agent"): rollout.agent for name in ("agent_seconds", "max_context")},
+        **{
+            (f"rollout.{name}", "rollout.tools, mcp, environment or agent"): rollout.has_turns
+            for name in ("max_turns", "history")
+        },
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("cold_start", "cold_start.steps"): recipe.cold_start.steps,
         ("early_stop", "early_stop.metric"): recipe.early_stop.metric,

@@ -366,8 +366,8 @@ class RolloutConfig(Section):
     max_context: Positive = key(4096, "With an agent, the most tokens of a prompt and the completion behind it.")
     history: Literal["branch", "append", "refuse"] = key(
         "branch",
-        "With an agent, what becomes of a turn that the chat template writes in another way than it was sampled: a "
-        "context of its own follows, or the sampled tokens are kept, or the run ends.",
+        "What becomes of an earlier turn that the chat template writes in another way than it was sampled: the next "
+        "one has a context of its own, or goes on behind the sampled tokens, or the run ends.",
     )
     max_turns: Positive = key(
         8, "The most turns of the policy in a response; calls of tools in the last one are not made."
