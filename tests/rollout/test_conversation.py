@@ -392,7 +392,7 @@ def test_what_an_environment_says_is_cut_as_a_tools_result_is() -> None:
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> Callable[[Policy], Sampler]:
     """A sampler whose untrained policy calls a tool by some of its tokens."""
-    monkeypatch.setattr("gspo.rollout.conversation.CALL", re.compile(r"([0-9])"))
+    monkeypatch.setattr("gspo.rollout.dialects.CALL", re.compile(r"([0-9])"))
 
     async def answer(self: Tools, session: str, call: str) -> Result:
         return Result(text=f"{call} + {call} = {2 * int(call)}")

@@ -108,7 +108,7 @@ class _Digits:
 
 @pytest.fixture(autouse=True)
 def _game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo.rollout.conversation.CALL", _Digits)
+    monkeypatch.setattr("gspo.rollout.dialects.CALL", _Digits)
     (tmp_path / "game.py").write_text(GAME)
 
 

@@ -24,7 +24,7 @@ def _talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(self: Tools, session: str, call: str) -> Result:
         return Result(text=str(2 * int(call)), is_error=call == "7")
 
-    monkeypatch.setattr("gspo.rollout.conversation.CALL", re.compile(r"([0-9])"))
+    monkeypatch.setattr("gspo.rollout.dialects.CALL", re.compile(r"([0-9])"))
     monkeypatch.setattr(Tools, "answer", answer)
 
 

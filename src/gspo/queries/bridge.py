@@ -31,7 +31,7 @@ class Bridge:
         as_user: bool = False,
     ) -> None:
         has_template = bool(getattr(tokenizer, "chat_template", None)) and queries.chat is not False
-        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, queries.date) if has_template else None
+        self.tokenizer, self._template = tokenizer, ChatTemplate(tokenizer, queries.date) if has_template else None
         self._schemas = {"tools": [*schemas]} if schemas and has_template else {}
         self._variables = queries.chat_template_kwargs | self._schemas
         self._writes_calls = "tool_calls" in str(getattr(tokenizer, "chat_template", None))
@@ -79,12 +79,12 @@ class Bridge:
 
         Written as the user's, several are one message.
         """
-        return self.encoded(self.marked(results, last=last), self._tokenizer.decode([last]))
+        return self.encoded(self.marked(results, last=last), self.tokenizer.decode([last]))
 
     def marked(self, results: Sequence[str], *, last: int) -> str:
         """The text of `tokens`, with marks as in that of `rendered`."""
         pieces = self.pieces(results)
-        pieces[0] = pieces[0].removeprefix(self._tokenizer.decode([last]))  # the policy has written it
+        pieces[0] = pieces[0].removeprefix(self.tokenizer.decode([last]))  # the policy has written it
         for place in range(1, len(pieces), 2):
             pieces[place] = self._cut(pieces[place])
         return "".join(pieces)
@@ -115,7 +115,7 @@ class Bridge:
 
     def written_again(self, prompt_ids: Sequence[int], marked: str) -> list[int]:
         """The tokens of a prompt and of a text of `again` behind it, which may begin otherwise than `opened_text`."""
-        opened, decode, kept = self.opened_text or "", self._tokenizer.decode, len(prompt_ids)
+        opened, decode, kept = self.opened_text or "", self.tokenizer.decode, len(prompt_ids)
         if marked.startswith(opened):
             marked = marked.removeprefix(opened)
         else:
@@ -166,7 +166,7 @@ class Bridge:
         return [self._cut_within(own) for own in value] if isinstance(value, list | tuple) else value
 
     def _cut(self, text: str) -> str:
-        return cut(special_tokens(self._tokenizer, "".join(self._tokenizer.get_added_vocab())), text)
+        return cut(special_tokens(self.tokenizer, "".join(self.tokenizer.get_added_vocab())), text)
 
     def _encoded_behind(self, end: str, text: str) -> list[int]:
         """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""
@@ -176,7 +176,7 @@ class Bridge:
         return [*ids, *(token for piece in rest for token in self._encoded(piece))]
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _written(call: Mapping[str, Any]) -> str:

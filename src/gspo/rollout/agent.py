@@ -101,12 +101,13 @@ class Recording:
         self._asked[ids] += 1
         is_cut = sample.finish_reason == "length"
         self._over = "length" if is_cut and most == room else None
-        answer = answer_of(sample, request, num_read=len(ids))
+        answer = answer_of(sample, request, num_read=len(ids), tokenizer=self._policy.tokenizer)
         self._said.add(answer.content)
         if piece is None:
             piece = _Piece(last=self._num_requests)
             self._pieces.append(piece)
-        self._add(piece, context, marked, sample)
+        num_calls = max(len(answer.calls), sample.text.count("<tool_call>"))
+        self._add(piece, context, marked, sample, num_calls)
         self._answers[answer.id] = piece, len(piece.turns) - 1
         piece.last, piece.told = self._num_requests, [*_told(request), _comparable(_message(answer))]
         return answer
@@ -124,9 +125,8 @@ class Recording:
             raise RefusedError(f"context_length_exceeded: there are no more tokens: {limits}")
         return room
 
-    def _add(self, piece: _Piece, context: Sequence[int], marked: str, sample: Sample) -> None:
+    def _add(self, piece: _Piece, context: Sequence[int], marked: str, sample: Sample, num_calls: int) -> None:
         """Append a context and the policy's turn behind it."""
-        num_calls = sample.text.count("<tool_call>")
         said = Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens, num_calls=num_calls)
         piece.turns += [Turn(role="user", text=marked.replace(CUT, ""), num_tokens=len(context)), said]
         piece.read(context, marked)

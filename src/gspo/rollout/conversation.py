@@ -16,7 +16,6 @@ from gspo.errors import UserError
 from gspo.model.packing import join_experts
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.dialects import CALL
 from gspo.rollout.segments import Continuation, text_and_segments
 from gspo.rollout.single_turn import Generate, SingleTurn
 from gspo.rollout.tools import Tools
@@ -139,7 +138,7 @@ class Conversation:
         """Make the calls of the last turn and append what they return; where the response is over, return why."""
         written = response.pieces[-1]
         sample = written.samples[-1]
-        calls = CALL.findall(sample.text) if sample.finish_reason == "stop" else []
+        calls = self._tools.calls(sample) if sample.finish_reason == "stop" else []
         if not calls:
             return sample.finish_reason, None
         if len(response.said) + 1 == self._settings.max_turns:

@@ -58,8 +58,8 @@ class Answer:
     stop: str | None = None  # the string that the agent has given, and that ended it
 
 
-def answer_of(sample: Sample, request: Request, *, num_read: int) -> Answer:
-    """The message that a turn is; where the agent has tools, what stands in `<tool_call>` tags are calls.
+def answer_of(sample: Sample, request: Request, *, num_read: int, tokenizer: Any) -> Answer:
+    """The message that a turn is, with its calls where the agent has tools.
 
     A string that the agent has given to stop at is left out.
     """
@@ -67,17 +67,39 @@ def answer_of(sample: Sample, request: Request, *, num_read: int) -> Answer:
     places = [(text.index(string), string) for string in request.stop if string in text and not is_cut]
     place, stop = min(places, default=(len(text), None))
     text = text[:place]
-    found = [call_of(inside) for inside in CALL.findall(text)] if request.tools else []
+    said, inside = spoken(text, tokenizer, sample.query.prompt_ids, request.tools) if request.tools else (text, [])
+    found = [call_of(own) for own in inside]
     calls = [{"name": call[0], "arguments": call[1]} for call in found if call and isinstance(call[0], str)]
     is_call = bool(calls) and len(calls) == len(found)  # else the agent reads what the policy wrote
     return Answer(
-        content=text[: text.index("<tool_call>")].strip() if is_call else text,
+        content=said if is_call else text,
         calls=calls if is_call else (),
         finish_reason="length" if is_cut else "tool_calls" if is_call else "stop",
         stop=stop,
         num_read=num_read,
         num_written=sample.num_tokens,
     )
+
+
+def spoken(
+    text: str, tokenizer: Any, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+) -> tuple[str, list[str]]:
+    """What a turn says before its calls, and these, each as JSON; one that cannot be read is an empty text.
+
+    They are read by the tokenizer's own response template, and without one are what stands in `<tool_call>` tags.
+    """
+    before = text.partition("<tool_call>")[0].strip()
+    if getattr(tokenizer, "response_template", None) is None:
+        return before, CALL.findall(text)
+    try:
+        message = tokenizer.parse_response(text, prefix=tokenizer.decode([*prompt_ids]), tools=[*tools])
+        calls = message.get("tool_calls") or []
+        return (
+            before if "<tool_call>" in text else str(message.get("content") or ""),
+            [json.dumps(call["function"]) for call in (calls if isinstance(calls, list) else [calls])],
+        )
+    except Exception:  # of what the policy may write there is no end
+        return text, [""]
 
 
 def call_of(text: str) -> tuple[Any, dict[str, Any]] | None:

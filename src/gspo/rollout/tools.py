@@ -8,9 +8,9 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.loop import all_of
 from gspo.queries.bridge import Bridge
-from gspo.rollout.dialects import call_of
+from gspo.rollout.dialects import call_of, spoken
 from gspo.rollout.endpoint import Endpoint
-from gspo.types import Failure, Query
+from gspo.types import Failure, Query, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,11 @@ class Tools:
         if self.environment is not None:
             await self.environment.ask(session, None, {})
 
+    def calls(self, sample: Sample) -> list[str]:
+        """The calls of a turn, each as JSON."""
+        schemas = [tool.schema for tool in self.by_name.values()]
+        return spoken(sample.text, self.bridge.tokenizer, sample.query.prompt_ids, schemas)[1]
+
     async def answers(self, session: str, calls: Sequence[str]) -> list[Result]:
         """Make the calls of a turn: in an environment one after the other, for they may change it, else all at once."""
         if self.environment is not None:
@@ -124,7 +129,9 @@ class Tools:
         return await all_of([self.answer(session, call) for call in calls])
 
     async def answer(self, session: str, call: str) -> Result:
-        """Make the call that a text says, the inside of `<tool_call>`; what is wrong with it is a result, too."""
+        """Make the call that a text says; what is wrong with it is a result, too."""
+        if not call:
+            return Result(text="error: the call cannot be read", is_error=True)
         if (found := call_of(call)) is None:
             form = '{"name": "…", "arguments": {…}}'
             return Result(text=f"error: a call is JSON of the form {form}", is_error=True)
