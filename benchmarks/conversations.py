@@ -4,8 +4,8 @@
 
 8 × 8 conversations of 4 turns of 32 tokens each; an environment in its own process, as in a run, answers every turn
 after 0, 50 or 500 ms. One turn that is as long has the waits behind it, one after the other. The last row is the
-update's forward and backward pass for four contexts of one response that share a prefix of 512 tokens and have 64 more each, against four
-rows that share nothing. The model is untrained and has about 1M parameters.
+update's forward and backward pass for four contexts of one response that share a prefix of 512 tokens, with 64 more
+each, against four rows that share nothing. The model is untrained and has about 1M parameters.
 """
 
 import argparse

@@ -1,8 +1,10 @@
 """The tokens between two turns of the policy: what tools or an environment say, as the chat template writes it."""
 
 import json
+import re
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Literal
 
 from gspo.errors import UserError
@@ -166,7 +168,11 @@ class Bridge:
         return [self._cut_within(own) for own in value] if isinstance(value, list | tuple) else value
 
     def _cut(self, text: str) -> str:
-        return cut(special_tokens(self.tokenizer, "".join(self.tokenizer.get_added_vocab())), text)
+        return cut(self._special, text)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        return special_tokens(self.tokenizer, "".join(self.tokenizer.get_added_vocab()))
 
     def _encoded_behind(self, end: str, text: str) -> list[int]:
         """Encode a text as it is encoded behind another, where that stays the same: a tokenizer may begin one anew."""
