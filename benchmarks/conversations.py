@@ -1,6 +1,7 @@
 """What conversations cost: against the same tokens in one turn, through the agents' endpoint, and of several contexts.
 
-    python -m benchmarks.conversations --rounds 5      # about 5 minutes on one core
+    python -m benchmarks.conversations --rounds 3      # about 3 minutes on one core
+    python -m benchmarks.conversations --trl .venv-trl/lib/python3.11/site-packages    # TRL's tools, too
 
 8 × 8 conversations of 4 turns of 32 tokens each; an environment in its own process, as in a run, answers every turn
 after 0, 50 or 500 ms. One turn that is as long has the waits behind it, one after the other. The last row is the
@@ -25,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.decode import MODELS
 from benchmarks.machine import load
 from benchmarks.pairs import HEADER, row
+from benchmarks.peer import trl_tools
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy, response_likelihood
@@ -103,7 +105,10 @@ class Side:
     """Samples all conversations in one way."""
 
     def __init__(self, policy: Policy, seconds: float = 0.0, turns: int = TURNS, **keys: Any) -> None:
-        room = {"max_new_tokens": TURNS * TOKENS if "agent" in keys or not keys else 4096, "max_turns": TURNS}
+        room: dict[str, Any] = {
+            "max_new_tokens": TURNS * TOKENS if "agent" in keys or not keys else 4096,
+            "max_turns": TURNS,
+        }
         self.settings = RolloutConfig(group_size=GROUP_SIZE, **room, **keys)
         texts = [f"Which number is it, of the {number} that there are?" for number in range(10, 10 + QUERIES)]
         rows = [Row(id=text, prompt=text, columns={"seconds": seconds}) for text in texts]
@@ -152,10 +157,13 @@ def branches() -> tuple[list[TokenSequence], list[TokenSequence]]:
 def main() -> None:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds: int = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trl", metavar="DIR", help="the packages of an environment that has TRL (`make bench`)")
+    options = parser.parse_args()
+    rounds: int = options.rounds
     torch.set_num_threads(1)
-    policy, inside = new_policy(), {"environment": "benchmarks.conversations:Waiting"}
+    policy = new_policy()
+    inside: dict[str, Any] = {"environment": "benchmarks.conversations:Waiting"}
     print(f"{load()}; {torch.get_num_threads()} thread(s)\n{HEADER}", flush=True)
     for seconds in SECONDS:
         plain, played = Side(policy, seconds), Side(policy, seconds, **inside)
@@ -168,6 +176,13 @@ def main() -> None:
     rows, contexts = branches()
     name = f"update, {BRANCHES} contexts that share {PREFIX} tokens / {BRANCHES} rows"
     row(name, partial(update, policy, rows), partial(update, policy, contexts), 4 * rounds)
+    if options.trl:
+        played = Side(policy, **inside)
+        texts = [str(query.prompt) for query in played.queries]
+        shape: dict[str, Any] = {"group_size": GROUP_SIZE, "turns": TURNS, "tokens": TOKENS}
+        theirs = trl_tools.conversations(new_policy(), texts, **shape, answer=ANSWER, packages=options.trl)
+        row("4 turns / TRL's, with its tools", theirs, played, rounds)
+        played.close()
 
 
 if __name__ == "__main__":

@@ -148,16 +148,16 @@ class Recording:
                 return piece, *self._between(piece, marked[len(piece.marked) :])
         told, history = _told(request), self._settings.history
         same = [piece for piece in self._pieces if told[: len(piece.told)] == piece.told]
-        piece = max(same, key=lambda piece: len(piece.told), default=None)
-        if piece is not None and history == "refuse":
-            raise departure(piece.marked, marked, self._query)
-        if piece is not None and history == "append":
+        last = max(same, key=lambda piece: len(piece.told), default=None)
+        if last is not None and history == "refuse":
+            raise departure(last.marked, marked, self._query)
+        if last is not None and history == "append":
             hole, messages = f"{HOLE}{secrets.token_hex(4)}", [*request.messages]
-            messages[len(piece.told) - 2] = {"role": "assistant", "content": hole}
+            messages[len(last.told) - 2] = {"role": "assistant", "content": hole}
             with suppress(UserError):  # the template may want the calls
                 rest = self._bridge.rendered(messages, request.tools, {hole, *self._said}).partition(hole)[2]
-                end = self._policy.tokenizer.decode(piece.ids[-1:])
-                return piece, *self._between(piece, rest.removeprefix(end))
+                end = self._policy.tokenizer.decode(last.ids[-1:])
+                return last, *self._between(last, rest.removeprefix(end))
         return None, context, marked
 
     def _between(self, piece: _Piece, marked: str) -> tuple[list[int], str]:
