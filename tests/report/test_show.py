@@ -350,6 +350,16 @@ def test_a_response_of_several_turns_is_told_turn_by_turn() -> None:
     ]
 
 
+@pytest.mark.parametrize("starts", [[2], [0, 2]])
+@pytest.mark.parametrize("token_characters", [None, [2, 3, 2, 0]])
+def test_contexts_of_a_response_are_counted(starts: list[int], token_characters: list[int] | None) -> None:
+    turns = [["user", "it", 1], ["assistant", " is", 1], ["user", " 4", 1], ["assistant", "", 1]]
+    write(s1=[sample(turns=turns, starts=starts, token_characters=token_characters)])
+    titles = [line for line in shown().splitlines() if " token" in line and not line.startswith(("│", " "))]
+    titles = [" · ".join(title.split(" · ")[:2]) for title in titles if title.split(" · ")[0] != "blue"]
+    assert [title for title in titles if "context" in title] == ["context 1 of 2 · user", "context 2 of 2 · user"]
+
+
 def test_turns_need_neither_tokens_nor_training() -> None:
     write(s1=[sample(turns=[["assistant", "it is 4", 4]], token_characters=None)])
     assert "\npolicy · 4 tokens\n│ it is 4\n" in shown()

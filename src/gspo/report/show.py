@@ -139,8 +139,11 @@ def _turns(sample: Sample) -> Iterator[Text]:
     elif not ratios:
         pieces = [(token, "") for token in tokens]
     advantages = sample.get("token_advantages") or [sample["advantage"]] * len(pieces)
+    contexts, num_before = [*dict.fromkeys((0, *(sample.get("starts") or ())))], 0
     for (role, _, num_tokens, *reward), (start, end) in zip(turns, pairwise(ends), strict=True):
+        is_first = len(contexts) > 1 and num_before in contexts
         said = [
+            *([f"context {contexts.index(num_before) + 1} of {len(contexts)}"] if is_first else []),
             "policy" if role == "assistant" else role,
             f"{num_tokens} token{'s' * (num_tokens != 1)}",
             *(f"reward {each:g}" for each in reward),
@@ -148,6 +151,7 @@ def _turns(sample: Sample) -> Iterator[Text]:
         if role == "assistant" and ratios:
             said += [f"advantage {fmean(each or 0.0 for each in advantages[start:end]):+.3f}"]
             said += [f"mean log ratio {fmean(ratios[start:end]):+.2g}"]
+        num_before += num_tokens
         yield Text(" · ".join(said), style="italic")
         yield _quoted(pieces[start:end])
 

@@ -273,6 +273,7 @@ def rollout_lines(samples: Sequence[Sample], tokenizer: Any = None) -> Iterator[
             "tokens": sample.num_tokens,
             "finish_reason": sample.finish_reason,
             **({"turns": [*map(_turn, sample.turns)]} if sample.turns else {}),
+            **({"starts": [*sample.starts]} if any(sample.starts) else {}),
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
             **({"versions": [[*span] for span in sample.versions]} if len(sample.versions) > 1 else {}),
         }

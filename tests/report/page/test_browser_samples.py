@@ -354,6 +354,20 @@ def test_a_conversation_is_told_turn_by_turn_and_what_is_long_in_it_is_folded(ta
     assert tab.messages() == []
 
 
+def test_contexts_of_a_response_are_counted_and_set_apart(tab: Tab, tmp_path: Path) -> None:
+    turns = [["user", "a", 1], ["assistant", "b", 1], ["user", "c", 1], ["assistant", "", 1]]
+    line = sample("q:1", words=["a", "b", "c"], turns=turns, starts=[0, 2])
+    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
+    tab.show(tmp_path / "run")
+    choose(tab, set=0, scope="step", step=1)
+    told = tab.run(
+        "return [...document.querySelectorAll('.turn')].map((turn) => "
+        "[turn.querySelector('summary').textContent.split(' · ')[0], turn.classList.contains('branch')])"
+    )
+    assert told == [["context 1 of 2", False], ["policy", False], ["context 2 of 2", True], ["policy", False]]
+    assert tab.messages() == []
+
+
 def test_turns_whose_tokens_are_not_known_are_told_by_their_texts(tab: Tab, tmp_path: Path) -> None:
     turns = [["assistant", "a\nb", 3, 1.0], ["user", "c", 1]]
     line = sample("q:1", words=["a\nb", "c"], turns=turns, token_characters=None)

@@ -14,10 +14,11 @@ function paint(made, number, colour) {
 const FOLDED = 400; // characters of what others say, from which on it is folded
 const total = (numbers) => numbers.reduce((all, number) => all + number, 0);
 
-// Turns one below the other, each with its numbers, and its text where the tokens are not known.
-function inTurns(tokens, spans, turns, isTraining) {
+// Turns one below the other, each with its numbers, and its text where the tokens are not known. Contexts are counted.
+function inTurns(tokens, spans, turns, starts, isTraining) {
+  const contexts = [...new Set([0, ...starts])];
   const isKnown = total(turns.map(([, , count]) => count)) === spans.length;
-  let end = 0;
+  let end = 0, before = 0;
   return turns.map(([role, text, count, reward]) => {
     const own = tokens.slice(end, end + count);
     const pre = element("pre", "", isKnown ? spans.slice(end, end += count) : text);
@@ -25,20 +26,23 @@ function inTurns(tokens, spans, turns, isTraining) {
     const mean = (name) => signed(total(own.map((token) => token[name])) / count);
     const changes = isOwn && isTraining && isKnown ? [`advantage ${mean("advantage")}`, `mean log ratio ${mean("ratio")}`] : [];
     const numbers = [`${count} token${count === 1 ? "" : "s"}`, ...(reward === undefined ? [] : [`reward ${signed(reward)}`]), ...changes];
-    const title = element("summary", "", [isOwn ? "policy" : role, ...numbers].join(" · "));
-    return element("details", { class: isOwn ? "turn own" : "turn", ...(isOpen && { open: "open" }) }, title, pre);
+    const number = contexts.length > 1 ? 1 + contexts.indexOf(before) : 0;
+    before += count;
+    const branch = number ? [`context ${number} of ${contexts.length}`] : [];
+    const title = element("summary", "", [...branch, isOwn ? "policy" : role, ...numbers].join(" · "));
+    return element("details", { class: `turn${isOwn ? " own" : ""}${number > 1 ? " branch" : ""}`, ...(isOpen && { open: "open" }) }, title, pre);
   });
 }
 
 // The text and, below it, the numbers of the token that is chosen by mouse, finger or arrow keys.
-function colouredText({ texts, advantage, turns = [], ...sample }, colour, isTraining) {
+function colouredText({ texts, advantage, turns = [], starts = [], ...sample }, colour, isTraining) {
   const [ratios, advantages] = [sample.token_log_ratios ?? [], sample.token_advantages ?? []];
   const tokens = texts.map((text, place) => ({ text, ratio: ratios[place], advantage: advantages[place] ?? advantage }));
   const numbers = element("p", { class: "token-numbers", role: "status" });
   const spans = tokens.map((token) => paint(element("span", "token", token.text), token[colour], colour));
   const text = element(turns.length ? "div" : "pre",
     { class: "completion", tabindex: 0, "aria-label": "response; the arrow keys go through its tokens" },
-    turns.length ? inTurns(tokens, spans, turns, isTraining) : spans);
+    turns.length ? inTurns(tokens, spans, turns, starts, isTraining) : spans);
   let chosen = -1;
   const choose = (place) => {
     spans[chosen]?.classList.remove("chosen");
