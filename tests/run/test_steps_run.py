@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.breaking_off import SAMPLING, differing, recipe_of, result, train
+from tests.small_model import CHAT_TEMPLATE, save_small_model
 
 from gspo.check import check
 from gspo.errors import UserError
@@ -79,6 +80,25 @@ def _returns(line: Any) -> list[float]:
     sums = [sum(own[place:]) for place in range(len(own))]
     assert all(before >= after for before, after in pairwise(sums))
     return sums
+
+
+@pytest.mark.parametrize("history", ["branch", "append"])
+def test_a_template_that_rewrites_turns_gives_them_contexts_of_their_own(history: str) -> None:
+    """Their likelihoods and experts are those that they were sampled with, as the trainer computes them."""
+    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    experts |= {"norm_topk_prob": True, "model_type": "qwen3_moe", "initializer_range": 0.5}
+    forgets = CHAT_TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] | replace('!', '') }}")
+    save_small_model(Path("model"), chat_template=forgets, **experts)
+    keys = [*KEYS, "steps=1", "model={path: model, device: cpu}", "actor.routing_replay=engine"]
+    keys += ['rollout.stop_strings=["!", "4"]', "rollout.max_new_tokens=200", f"rollout.history={history}"]
+    outcome = train(recipe_of(history, *keys))
+    assert outcome.metrics[1]["mismatch/logprob_gap_max"] < 1e-3
+    lines = list(read_json_lines(Path(f"runs/{history}/rollouts/step_000001.jsonl"))[0])
+    for line in lines:
+        sizes = [turn[2] for turn in line["turns"]]
+        assert {*line.get("starts", ())} <= {sum(sizes[:place]) for place in range(1, len(sizes))}
+        assert ("starts" in line) == (history == "branch" and any("!" in turn[1] for turn in line["turns"][1:-1:2]))
+    assert any("starts" in line for line in lines) == (history == "branch")
 
 
 def test_a_run_broken_off_in_an_environment_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
