@@ -12,6 +12,8 @@ from gspo import loop
 from gspo.engine.engine import Completion
 from gspo.model.policy import Policy
 from gspo.queries.bridge import Bridge
+from gspo.queries.render import render_all
+from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.rollout.conversation import Conversation
 from gspo.rollout.dialects import Request, answer_of, spoken
@@ -125,12 +127,12 @@ def test_a_prompt_that_begins_the_answer_is_read_with_it() -> None:
 
 
 class Policies:
-    def __init__(self, tokenizer: Any, *turns: str) -> None:
-        self.tokenizer, self.turns, self.asked = tokenizer, turns, list[str]()
+    def __init__(self, tokenizer: Any, *turns: str, end: str = "<|im_end|>") -> None:
+        self.tokenizer, self.turns, self.end, self.asked = tokenizer, turns, end, list[str]()
 
     async def __call__(self, ids: Any, is_complete: Any, *, turn: int, max_new_tokens: int) -> Completion:
         self.asked.append(self.tokenizer.decode([*ids]))
-        tokens = torch.tensor(self.tokenizer(f"{self.turns[turn]}<|im_end|>")["input_ids"])
+        tokens = torch.tensor(self.tokenizer(f"{self.turns[turn]}{self.end}")["input_ids"])
         given: Any = {"full_logprobs": None, "versions": ((0, len(tokens)),), "experts": None, "finish_reason": "stop"}
         return Completion(token_ids=tokens, logprobs=-tokens.float(), **given)
 
@@ -158,6 +160,29 @@ def test_a_conversation_makes_them(family: str, broken: bool) -> None:
     sample = loop.run(Conversation(policy, RolloutConfig(max_new_tokens=400), tools)(query, policies))
     assert sample.turns[1].text == ("error: the call cannot be read" if broken else "5") and sample.answer == "five"
     assert (sample.turns[0].num_calls, sample.turns[0].num_errors) == (1, int(broken))
+
+
+def test_a_turn_that_the_prompt_has_begun_is_no_other_than_was_sampled() -> None:
+    """Also where the template writes before the first turn otherwise than before one to come."""
+    tokenizer = tokenizer_of(None)
+    tokenizer.chat_template = PUBLISHED["deepseek"]
+
+    async def add(session: str, arguments: Any) -> Result:
+        return Result(text="5")
+
+    tools = Tools(
+        by_name={"add": Tool(name="add", schema=ADD, call=add)},
+        bridge=Bridge(tokenizer, QueriesConfig()),
+        functions=(),
+        close=lambda: None,
+    )
+    policy = object.__new__(Policy)
+    vars(policy).update(tokenizer=tokenizer, stop_ids=(tokenizer.convert_tokens_to_ids("<|end|>"),))
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is"}]
+    (query,) = render_all([Row(id="q", prompt=messages, columns={})], tokenizer, queries=QueriesConfig())
+    policies = Policies(tokenizer, SAID["hermes"][2], "five", end="<|end|>")
+    sample = loop.run(Conversation(policy, RolloutConfig(max_new_tokens=400), tools)(query, policies))
+    assert sample.answer == "five" and sample.starts == ()
 
 
 def test_an_agent_gets_them() -> None:

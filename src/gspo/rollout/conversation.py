@@ -55,6 +55,7 @@ class _Response:
     pieces: list[Written]  # the first follows the prompt, the others have contexts of their own
     said: list[tuple[str, Sequence[str]]] = field(default_factory=list)  # turns, and what followed each
     num_tokens: int = 0  # behind the prompt, whatever stands in several contexts once
+    is_compared: bool = False  # with what the template writes: not where the prompt has begun the first turn
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ class _Response:
 
 
 class Conversation:
-    """Rollouts of several turns: `await rollout(query, generate)` is one Sample; no token is ever encoded anew."""
+    """Rollouts of several turns: `await rollout(query, generate)` is one Sample, of the tokens that were sampled."""
 
     def __init__(self, policy: Policy, settings: RolloutConfig, tools: Tools) -> None:
         self._policy, self._settings, self._tools = policy, settings, tools
@@ -122,12 +123,13 @@ class Conversation:
         """Append what the environment says first, if there is one and it says something."""
         bridge, written, most = self._tools.bridge, response.pieces[-1], self._settings.max_new_tokens
         said = await self._tools.begin(session, response.query)
-        opened = bridge.opened_text
+        opened = bridge.opened_text or ""
+        response.is_compared = said is not None or response.query.text.endswith(opened)
         if said is not None:
-            written.read(bridge.opening(said), opened or "")
+            written.read(bridge.opening(said), opened)
             written.turns.append(Turn(role="user", text=said, num_tokens=len(written.ids)))
             response.num_tokens = len(written.ids)
-        elif opened and response.query.text.endswith(opened):
+        else:
             written.marked = opened
         if response.num_tokens >= most:
             what = f"what the environment says first has {len(written.ids)} tokens"
@@ -194,7 +196,7 @@ class Conversation:
         UserError where the recipe refuses a template that writes it in another way.
         """
         history, sampled = self._settings.history, response.pieces[-1].marked
-        if history == "append" or not sampled:
+        if history == "append" or not response.is_compared:
             return None
         again = self._tools.bridge.again(response.said)
         if again is None or again.startswith(sampled):
