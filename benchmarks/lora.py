@@ -1,7 +1,7 @@
 """An adapter against all weights, with SmolLM2-135M (`make smollm2`): seconds of a step, memory, size of a checkpoint.
 
 python -m benchmarks.lora --rounds 2      # about 10 minutes on two cores
-python -m benchmarks.lora --rounds 3 --vllm .venv-vllm/bin/python      # publishing to vLLM; about 5 minutes
+python -m benchmarks.lora --rounds 3 --vllm .venv-vllm/bin/python      # publishing to vLLM; about 6 minutes a round
 
 In turn, each way in a process (with --vllm a server) of its own; ratios are of the same round.
 """
@@ -60,8 +60,8 @@ def measured(keys: list[str]) -> list[float]:
 
 PUBLISHED = {
     "all weights": [],
-    "LoRA, rank 16, merged": ["model.lora={}", "rollout.vllm.adapters=false"],
-    "LoRA, rank 16, as an adapter": ["model.lora={}"],
+    "LoRA, rank 16, merged": ["model.lora={}"],
+    "LoRA, rank 16, as an adapter": ["model.lora={}", "rollout.vllm.adapters=true"],
 }
 TIMES = ("hand-over, s", "with its proof, s", "sampling, s")
 _VERSIONS = 6

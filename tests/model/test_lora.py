@@ -332,6 +332,7 @@ def test_engines_get_the_tensors_of_the_merged_model(family: str, adapted: Adapt
         ("qwen3", {}, {"urls": ("http://127.0.0.1:8000",)}, None),
         ("qwen3", {}, {"weights": "nccl"}, None),
         ("qwen3", {}, {"adapters": False}, None),
+        ("qwen3", {}, {"adapters": None}, None),  # on a CPU
     ],
     ids=str,
 )
@@ -339,7 +340,7 @@ def test_vllm_gets_the_adapter_alone_where_it_can(
     family: str, settings: dict[str, Any], vllm: dict[str, Any], rank: int | None, adapted: Adapted
 ) -> None:
     recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.max_staleness=2", "actor.old_logprobs=engine"])
-    rollout = recipe.rollout.model_copy(update={"vllm": ServerConfig(**vllm)})
+    rollout = recipe.rollout.model_copy(update={"vllm": ServerConfig(**{"adapters": True, **vllm})})
     found = _lora_options(recipe.model_copy(update={"rollout": rollout}), adapted(family, **settings))
     assert found == ({"enable_lora": True, "max_lora_rank": rank, "max_loras": 4} if rank else {})
 

@@ -180,8 +180,9 @@ def _lora_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
     """What a vLLM server is started with to get the policy's adapter alone; empty where it cannot, or shall not."""
     settings, needed = recipe.rollout.vllm, plain_rank(policy.model)
     rank = next((rank for rank in RANKS if needed and rank >= needed), None)
+    is_wanted = policy.device.type != "cpu" if settings.adapters is None else settings.adapters
     is_ours = not settings.urls and settings.weights not in GPU_TRANSFERS
-    if not (settings.adapters and is_ours and rank) or routers_in(policy.model):
+    if not (is_wanted and is_ours and rank) or routers_in(policy.model):
         return {}
     # One that is new, beside each that a response under way may have begun with.
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2 + recipe.rollout.max_staleness}

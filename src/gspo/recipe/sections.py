@@ -299,8 +299,8 @@ class ServerConfig(Section):
         "memory", "How the policy's weights get to the server: see [engines](../engines.md#weights)."
     )
     weights_dir: PathText | None = key(None, "For `weights: files`: a directory that trainer and servers see.")
-    adapters: bool = key(
-        True, "vLLM gets `model.lora` as an adapter where it can ([when](../engines.md#adapters)); `false`: merged."
+    adapters: bool | None = key(
+        None, "vLLM gets `model.lora` as an adapter, not merged ([when](../engines.md#adapters)); `null`: on a GPU."
     )
     options: Options = key({}, "Further options of the server, such as `{gpu_memory_utilization: 0.5}`.")
     start_seconds: PositiveFloat = key(600.0, "The limit in seconds for a server to get ready.")

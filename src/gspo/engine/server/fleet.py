@@ -212,7 +212,7 @@ class Fleet:
         gaps = self._hand_over(servers, f"{self._run_name}-scrambled", self._weights(scrambled=True))
         for server, gap in zip(servers, gaps, strict=True):
             server.gap_of_other_weights, server.has_had_policy = gap.mean, False
-        if self._beneath is not None:
+        if servers and self._beneath is not None:
             with with_adapter(self._model, self._beneath):
                 gaps = self._hand_over(servers, self.base or f"{self._run_name}-base", self._weights())
             for server, gap in zip(servers, gaps, strict=True):
