@@ -256,9 +256,11 @@ def _is_adapted(layer: Any) -> bool:
 
 def _merged(layer: Any) -> Any:
     """A copy of an adapted layer, in which its base and those within have taken the adapter in."""
-    if (own := _whole(layer.base_layer.weight)) is not layer.base_layer.weight:
+    base = layer.base_layer
+    if hasattr(getattr(base, "weight", None), "quant_state"):
+        own = _whole(base.weight)
         weight = own.float() + layer.get_delta_weight(_NAME)
-        return nn.ModuleDict({"base_layer": _Plain(weight.to(own.dtype), layer.base_layer.bias)})
+        return nn.ModuleDict({"base_layer": _Plain(weight.to(own.dtype), base.bias)})
     dtype = next(tensor for name, tensor in layer.named_parameters() if "lora_" not in name).dtype
     copy = deepcopy(layer).float()
     for module in reversed([module for module in copy.modules() if _is_adapted(module)]):
