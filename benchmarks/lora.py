@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ TIMES = ("hand-over, s", "with its proof, s", "sampling, s")
 _VERSIONS = 6
 
 
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
 def published(keys: list[str], python: str) -> list[float]:
     """Seconds of a hand-over to vLLM, of one with its proof, and of 64 responses of 48 tokens, once warm: medians."""
     words = [f"rollout.vllm.python={python}", "rollout.engine=vllm", *keys]
@@ -92,7 +97,7 @@ def published(keys: list[str], python: str) -> list[float]:
                 started, label = time.monotonic(), f"benchmark-{version}"
                 weights = fleet.adapters.ready(label) if fleet.adapters else fleet._weights()
                 with weights as hand_over:
-                    loop.run(hand_over(fleet.servers[0], label))
+                    loop.run(_awaited(hand_over(fleet.servers[0], label)))
                 handed = time.monotonic() - started
                 sampler.publish(version)
                 whole = sampler.engine.take_metrics()["engine/publish_seconds"]
