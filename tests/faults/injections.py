@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import psutil
@@ -25,6 +26,7 @@ from gspo.errors import HAS_LAUNCHER
 from gspo.launch import ranks
 from gspo.launch.ranks import LocalRank
 from gspo.learner import forward_passes, loss, shares
+from gspo.learner import ranks as learner_ranks
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.run import collect, directory
@@ -93,6 +95,35 @@ def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
 def forked_ranks() -> None:
     """The ranks of a launcher are copies of it: programs would each import anew what it has, for seconds of a core."""
     ranks.LocalRank = _ForkedRank  # type: ignore[assignment, misc]
+
+
+def forked_ranks_on_gpus() -> None:
+    """Ranks as under NCCL: a collective with a rank that is not there never ends, and raises nothing."""
+    forked_ranks()
+    join, pretended = learner_ranks._join, {"current_device": lambda: 0, "default_stream": lambda _: None}
+    learner_ranks._join = lambda size, _, __: join(size, 3600.0, "gloo")
+    learner_ranks._take_gpu = lambda: None
+    learner_ranks._uses_gpus = lambda _: True
+    for name, own in {**pretended, "Event": _Mark}.items():
+        setattr(torch.cuda, name, own)
+
+
+class _Mark:
+    """A mark in a GPU's work: it is reached once the main thread is in no collective."""
+
+    def __init__(self, blocking: bool) -> None:
+        assert blocking, "else the host would spin"
+
+    def record(self, _: None) -> None:
+        """Is put behind all work so far."""
+
+    def synchronize(self) -> None:
+        while any("/torch/distributed/" in frame.f_code.co_filename for frame in self._innermost()):
+            time.sleep(0.02)
+
+    def _innermost(self) -> list[FrameType]:
+        stack = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0])
+        return [frame for frame, _ in itertools.islice(stack, 4)]
 
 
 class _ForkedRank:

@@ -47,11 +47,11 @@ class Forked:
 
     returncode: int | None = None
 
-    def __init__(self, server: Server, home: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, server: Server, home: Path, arguments: tuple[str, ...], ranks: str) -> None:
         self._outputs = [home / "out", home / "err"]
         for path in self._outputs:
             path.unlink(missing_ok=True)
-        self._process = server.start(list(arguments), home, ("forked_ranks", {}))
+        self._process = server.start(list(arguments), home, (ranks, {}))
         self.pid, self.send_signal = self._process.pid, self._process.send
 
     def said(self) -> str:
@@ -102,8 +102,8 @@ def launch(home: Path, server: Server) -> Iterator[Launch]:
     """Starts gspo in the directory, with ranks that it forks; a launcher that is left is ended after the test."""
     launched = list[Forked]()
 
-    def launch(*arguments: str) -> Forked:
-        launched.append(Forked(server, home, arguments))
+    def launch(*arguments: str, ranks: str = "forked_ranks") -> Forked:
+        launched.append(Forked(server, home, arguments, ranks))
         return launched[-1]
 
     yield launch
@@ -178,23 +178,27 @@ def test_a_signal_to_the_launcher_or_to_a_rank_stops_all_processes_once_and_the_
     assert all(torch.equal(found["weights"][name], own) for name, own in paired["weights"].items())
 
 
+GPUS = "forked_ranks_on_gpus"  # and NCCL: what a lost rank would have sent is waited for without end
+
+
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "said", "kind"),
     [
-        (lambda ranks: os.kill(ranks[0], signal.SIGKILL), "rank 0 was ended by SIGKILL"),
-        (lambda ranks: os.kill(ranks[1], signal.SIGSTOP), "rank 1 has given no sign of life"),
-        (lambda ranks: _limit_files(ranks[1]), "state_1.safetensors, of rank 1: "),
+        (lambda ranks: os.kill(ranks[0], signal.SIGKILL), "rank 0 was ended by SIGKILL", "forked_ranks"),
+        (lambda ranks: os.kill(ranks[1], signal.SIGSTOP), "rank 1 has given no sign of life", "forked_ranks"),
+        (lambda ranks: os.kill(ranks[1], signal.SIGSTOP), "rank 1 has given no sign of life", GPUS),
+        (lambda ranks: _limit_files(ranks[1]), "state_1.safetensors, of rank 1: ", "forked_ranks"),
     ],
-    ids=["killed 0", "stuck 1", "full disk of 1"],
+    ids=["killed 0", "stuck 1", "stuck 1 under NCCL", "full disk of 1"],
 )
 def test_all_end_with_one_message_where_a_rank_is_lost(
-    harm: Callable[[list[int]], None], said: str, home: Path, launch: Launch
+    harm: Callable[[list[int]], None], said: str, kind: str, home: Path, launch: Launch
 ) -> None:
     shutil.rmtree(home / "runs/harmed", ignore_errors=True)
     keys = [*KEYS, "name=harmed", "steps=9999", "cold_start.steps=0"]
     if "sign of life" in said:
         keys += ["trainer.timeout_seconds=4"]  # a rank that is gone is noticed before
-    process = launch("train", str(TINY), *keys, "--processes", "2")
+    process = launch("train", str(TINY), *keys, "--processes", "2", ranks=kind)
     _wait_for(home / "runs/harmed/checkpoints/step_000002", process)
     ranks = _ranks_of(process.pid)
     harm(ranks)
@@ -225,21 +229,27 @@ def hang(*_):
 """
 
 
-def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, launch: Launch) -> None:
+@pytest.mark.parametrize("kind", ["forked_ranks", GPUS])
+def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, launch: Launch, kind: str) -> None:
     """The model runs code of its own directory, which other ranks have to load by themselves.
 
     It hangs in a pass of the update: for a rank that samples the others wait however long it takes.
     """
-    _on_one(home, "dense", "steps=1", "cold_start.steps=0")
-    shutil.copytree(home / "runs/dense/model", model := home / "own")
+    _on_one(home, f"dense_{kind}", "steps=1", "cold_start.steps=0")
+    shutil.copytree(home / f"runs/dense_{kind}/model", model := home / f"own_{kind}")
     (model / "own.py").write_text(OWN_MODEL)
     config = json.loads((model / "config.json").read_text())
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     (model / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
-    keys = ["model.path=own", "model.trust_remote_code=true", "model.architecture=null", "model.tokenizer=null"]
-    keys += [*KEYS, "name=hung", "steps=9999", "cold_start.steps=0", "trainer.timeout_seconds=4"]
-    process = launch("train", str(TINY), *keys, "--processes", "2")
-    _wait_for(home / "runs/hung/checkpoints/step_000002", process)
+    keys = [
+        f"model.path={model.name}",
+        "model.trust_remote_code=true",
+        "model.architecture=null",
+        "model.tokenizer=null",
+    ]
+    keys += [*KEYS, f"name=hung_{kind}", "steps=9999", "cold_start.steps=0", "trainer.timeout_seconds=4"]
+    process = launch("train", str(TINY), *keys, "--processes", "2", ranks=kind)
+    _wait_for(home / f"runs/hung_{kind}/checkpoints/step_000002", process)
     (home / "hang").touch()
     output = _ended(process)
     (home / "hang").unlink()

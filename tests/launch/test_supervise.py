@@ -22,6 +22,7 @@ class _Program(LocalRank):
 WAITS, FAILS, ENDS = "import time; time.sleep(60)", "import sys; sys.exit(1)", "pass"
 STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 SAYS_NOTHING, KILLED = f"import sys; sys.exit({SILENT})", "import os; os.kill(os.getpid(), 9)"
+ABORTS = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 6)"  # as NCCL does with what has lost a rank
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ SAYS_NOTHING, KILLED = f"import sys; sys.exit({SILENT})", "import os; os.kill(os
         ((SAYS_NOTHING, FAILS), 1, ""),
         ((SAYS_NOTHING, KILLED), 1, "rank 1 was ended by SIGKILL"),
         ((KILLED, WAITS), 1, "rank 0 was ended by SIGKILL"),
+        ((ABORTS, KILLED), 1, "rank 1 was ended by SIGKILL"),
         ((SAYS_NOTHING, SAYS_NOTHING), 1, "has lost the others"),
         ((SAYS_NOTHING, STUCK), 1, "rank 1 has kept the others waiting"),
     ],

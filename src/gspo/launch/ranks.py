@@ -77,19 +77,20 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
     return _exit_code(ranks, received, failed)
 
 
-def _watch(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> set[int]:
-    """Wait until all have ended or are to be killed; the ranks that have failed by themselves."""
-    failed_at, is_passed_on = 0.0, False
-    while None in [rank.poll() for rank in ranks]:
-        if any(rank.returncode for rank in ranks):
+def _watch(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> list[int]:
+    """Wait until all have ended or are to be killed; the ranks that have failed by themselves, in their order."""
+    failed, failed_at, is_passed_on = list[int](), 0.0, False
+    while True:
+        is_over = None not in [rank.poll() for rank in ranks]
+        failed += [number for number, rank in enumerate(ranks) if rank.returncode and number not in failed]
+        if failed:
             failed_at = failed_at or time.monotonic()
-        if len(received) > 1 or (failed_at and time.monotonic() - failed_at > _END_SECONDS):
-            break
+        if is_over or len(received) > 1 or (failed_at and time.monotonic() - failed_at > _END_SECONDS):
+            return failed
         if received and not is_passed_on:
             is_passed_on = True
             _signal(ranks, received[0])
         time.sleep(_POLL_SECONDS)
-    return {number for number, rank in enumerate(ranks) if rank.returncode}
 
 
 def _kill(ranks: Sequence[RankProcess]) -> None:
@@ -109,10 +110,10 @@ def _signal(ranks: Sequence[RankProcess], number: int) -> None:
             rank.send_signal(number)
 
 
-def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals], failed: set[int]) -> int:
+def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals], failed: Sequence[int]) -> int:
     """The run's. Says why it has ended where no rank does."""
     codes = [rank.returncode or 0 for rank in ranks]
-    causes = [number for number, code in enumerate(codes) if number in failed or code == LOST]
+    causes = [*failed, *(number for number, code in enumerate(codes) if code == LOST and number not in failed)]
     # A rank that a signal ends before it listens to signals has not failed.
     ended = [number for number in causes if codes[number] < 0 and -codes[number] not in received]
     said = [codes[number] for number in causes if 0 < codes[number] != SILENT]

@@ -6,12 +6,13 @@ Rank 0 alone collects, writes and talks; the others run the trainer's verbs (tra
 
 import os
 import re
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -25,7 +26,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError, listed
+from gspo.errors import (
+    HAS_LAUNCHER,
+    RENDEZVOUS,
+    SILENT,
+    LostRankError,
+    OtherRankError,
+    RunError,
+    Stopped,
+    UserError,
+    listed,
+    printable,
+)
 from gspo.loop import in_thread
 from gspo.model.sharding import Sharding
 from gspo.rank_environment import number_of, world_size
@@ -46,6 +58,7 @@ class _Life:
     arrivals: int = 0  # meetings that this process has come to
     exchanges: int = 0  # with the others
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)  # by rank: its last sign, and when it was new
+    gpu_waits_since: float | None = None  # it has done nothing new since: None where it is up to date
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -75,24 +88,31 @@ def joined(seconds: float, device: str = "auto") -> Iterator[None]:
         with losses_named():
             yield
         return
-    uses_gpus = not device.startswith("cpu") and torch.cuda.is_available()
+    uses_gpus = _uses_gpus(device)
     _join(size, seconds, "cpu:gloo,cuda:nccl" if uses_gpus else "gloo")
     _life.__init__(seconds=seconds)  # type: ignore[misc]
-    signs = in_thread("signs of life", _give_signs, _life)
+    threads = [in_thread("signs of life", _give_signs, _life)]
     try:
         with losses_named():
             if uses_gpus:
                 on_all(_take_gpu)
+                threads.append(in_thread("the GPU's progress", _follow_gpu, _life, torch.cuda.current_device()))
             yield
         dist.destroy_process_group()  # not after an error: what others still wait for would hold it up
     finally:
         _life.ended.set()
-        wait([signs], _END_SECONDS)  # a process that ends while a thread is in a call of the store's aborts
+        wait(threads, _END_SECONDS)  # a process that ends while a thread is in a call of the store's aborts
+
+
+def _uses_gpus(device: str) -> bool:
+    return not device.startswith("cpu") and torch.cuda.is_available()
 
 
 def _join(size: int, seconds: float, backend: str) -> None:
     """Find the other ranks; UserError where the environment does not say how."""
     place, start = os.environ.get(RENDEZVOUS, "env://"), timedelta(seconds=_START_SECONDS)
+    # NCCL's own watchdog would abort the process, without a word of which rank is lost: `_give_signs` ends it instead.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     if not os.environ.get("RANK"):
         fix = "start it by --processes or torchrun, or unset WORLD_SIZE"
         raise UserError(f"WORLD_SIZE is {size}, and there is no RANK", where="environment", fix=fix)
@@ -291,6 +311,9 @@ def _give_signs(life: _Life) -> None:
     """Say again and again that this process lives, and how far it is; note when others last did."""
     others, number = range(1, num_ranks()) if rank() == 0 else [0], 0
     while not life.ended.wait(life.seconds / 20):
+        since = life.gpu_waits_since
+        if since is not None and time.monotonic() - since > life.seconds:
+            _give_up()
         number += 1
         try:
             _store().set(f"sign/{rank()}", f"{number} {life.exchanges}")
@@ -300,6 +323,26 @@ def _give_signs(life: _Life) -> None:
                     life.seen[other] = (sign, time.monotonic())
         except Exception:  # the group is gone, which its collectives will say
             return
+
+
+def _follow_gpu(life: _Life, device: int) -> None:
+    """Note since when the GPU has come no further: in a collective of NCCL's it waits for a rank without end."""
+    stream = torch.cuda.default_stream(device)
+    while not life.ended.wait(life.seconds / 20):
+        life.gpu_waits_since = time.monotonic()
+        mark = torch.cuda.Event(blocking=True)  # that its host sleeps meanwhile
+        mark.record(stream)
+        mark.synchronize()
+        life.gpu_waits_since = None
+
+
+def _give_up() -> None:
+    """End this process, and say which rank is lost: its main thread is in a call of CUDA's that raises nothing."""
+    error = _loss(RuntimeError("timed out"))
+    is_silent = isinstance(error, OtherRankError)
+    with suppress(OSError):
+        print("" if is_silent else f"failed: {printable(str(error))}\n", end="", file=sys.stderr, flush=True)
+    os._exit(SILENT if is_silent and HAS_LAUNCHER in os.environ else 1)
 
 
 def _is_of_connection(error: BaseException) -> bool:
