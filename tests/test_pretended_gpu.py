@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from tests.needs import needs
 from tests.pretended_gpu.__main__ import MARK
 from tests.small_model import save_small_model
@@ -42,6 +43,11 @@ EXACT = {
     "other_draws": (TINY, [*ONE, *DRAWS, "actor.optimizer.name=torch.optim.Muon", "actor.entropy_bonus=0.01"]),
     "conversations": (CALCULATOR, [*ONE, "rollout.queries_per_step=4", "rollout.group_size=4"]),
 }
+WEIGHTS = {  # as servers get them
+    "dense_weights": [],
+    "mixture_weights": MIXTURE,
+    "adapter_weights": [*CHAT, "model.lora={rank: 4}"],
+}
 ONLY_RUN = {
     "bfloat16": (TINY, [*ONE, "model.dtype=bfloat16"]),
     "ahead": (TINY, ["cold_start.steps=1", "evaluation.num_queries=2", "rollout.max_staleness=1"]),
@@ -52,7 +58,7 @@ ONLY_RUN = {
 class Ran:
     """What a command left.
 
-    Example: Ran(status=0, waits={"learner/loss.py:107": 14}, copies={}, output="…", metrics=[{"step": 1}])
+    Example: Ran(status=0, waits={"learner/loss.py:107": 14}, copies={}, output="…", metrics=[{"step": 1}], files={})
     """
 
     status: int
@@ -60,6 +66,7 @@ class Ran:
     copies: Mapping[str, int]
     output: str
     metrics: list[dict[str, Any]]
+    files: Mapping[str, bytes]  # of weights
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +83,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         if name in needed
         for device in devices
     }
+    commands |= {
+        f"{device}_{name}": ["weights", f"{device}_{name}", *keys, f"model.device={device}", FLOAT32]
+        for name, keys in WEIGHTS.items()
+        if name in needed
+        for device in ("cpu", "cuda")
+    }
     given = "".join(f"{json.dumps(words)}\n" for words in commands.values())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.pretended_gpu", str(directory)]
     made = subprocess.run(
         command, input=given, capture_output=True, text=True, cwd=directory, env=environment, check=False
@@ -89,7 +102,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         file = directory / "runs" / name / "metrics.jsonl"
         metrics = [*map(json.loads, file.read_text().splitlines())] if file.exists() else []
         said = json.loads(piece.partition("\n")[0])
-        runs[name] = Ran(**said, output=output + made.stderr[-3000:], metrics=metrics)
+        files = {
+            str(file.relative_to(directory / name)): file.read_bytes() for file in directory.glob(f"{name}/**/*.*")
+        }
+        runs[name] = Ran(**said, output=output + made.stderr[-3000:], metrics=metrics, files=files)
     return runs
 
 
@@ -108,6 +124,26 @@ def test_its_numbers_are_the_cpus(name: str, ran: Mapping[str, Ran]) -> None:
         for key, value in other.items():
             if not is_of_the_machine(key):
                 assert is_close(own[key], value), (key, own[key], value)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_servers_get_the_same_weights_bit_by_bit(name: str, ran: Mapping[str, Ran]) -> None:
+    """By files, true and scrambled, and by vLLM's sender."""
+    ours, theirs = (ran[f"{device}_{name}"] for device in ("cuda", "cpu"))
+    assert ours.status == theirs.status == 0, ours.output
+    assert ours.files == theirs.files
+    assert {Path(file).parts[0] for file in ours.files} == {"true", "scrambled", "sent.safetensors"}
+    assert ours.files["true/model-00001.safetensors"] != ours.files["scrambled/model-00001.safetensors"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_host_waits_for_each_tensor_when_it_is_looked_at_and_when_it_is_copied(
+    name: str, ran: Mapping[str, Ran]
+) -> None:
+    """It looks in two writings and twice for a sender, and copies in three: the last is the test's own."""
+    run = ran[f"cuda_{name}"]
+    num_tensors = len(safetensors.torch.load(run.files["sent.safetensors"]))
+    assert num_tensors <= sum(run.waits.values()) <= (4 + 3) * num_tensors
 
 
 def is_of_the_machine(key: str) -> bool:

@@ -241,13 +241,15 @@ def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path
     config = json.loads((model / "config.json").read_text())
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     (model / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
-    keys = [
-        f"model.path={model.name}",
-        "model.trust_remote_code=true",
-        "model.architecture=null",
+    keys = [f"model.path={model.name}", "model.trust_remote_code=true", "model.architecture=null"]
+    keys += [
         "model.tokenizer=null",
+        *KEYS,
+        f"name=hung_{kind}",
+        "steps=9999",
+        "cold_start.steps=0",
+        "trainer.timeout_seconds=4",
     ]
-    keys += [*KEYS, f"name=hung_{kind}", "steps=9999", "cold_start.steps=0", "trainer.timeout_seconds=4"]
     process = launch("train", str(TINY), *keys, "--processes", "2", ranks=kind)
     _wait_for(home / f"runs/hung_{kind}/checkpoints/step_000002", process)
     (home / "hang").touch()

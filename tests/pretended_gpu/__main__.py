@@ -1,7 +1,8 @@
 """Run commands of gspo on a pretended GPU: `python -m tests.pretended_gpu DIRECTORY < commands`.
 
-Each line of the input is a command's words as JSON. Each gets a line of output that begins with MARK: its exit status,
-what waited for the GPU in it, by line, and what was copied there while the host waited.
+Each line of the input is a command's words as JSON, or `weights` and what hand_over.py takes. Each gets a line of
+output that begins with MARK: its exit status, what waited for the GPU in it, by line, and what was copied there while
+the host waited.
 """
 
 import json
@@ -19,14 +20,16 @@ def main() -> None:
     guard.load(Path(sys.argv[1]))  # before torch is imported
 
     from tests.pretended_gpu import gpu
+    from tests.pretended_gpu.hand_over import write_weights
 
     from gspo import cli
 
     gpu.install()
     for line in sys.stdin:
+        first, *rest = words = json.loads(line)
         try:
             with gpu.PretendedGpu():
-                status = cli.main(json.loads(line))
+                status = write_weights(rest[0], rest[1:]) if first == "weights" else cli.main(words)
         except Exception:
             traceback.print_exc(file=sys.stdout)
             status = 1

@@ -57,8 +57,8 @@ def _refuse_infinite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Tell by the least and the largest number, NaN if there is one: without a tensor of its size beside it."""
-    return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
+    """Tell by the least and the largest number, NaN if there is one: without a tensor of its size, waiting once."""
+    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _scrambled(tensor: Tensor) -> Tensor:
