@@ -3,6 +3,7 @@
 python -m benchmarks.memory
 python -m benchmarks.memory --plans
 python -m benchmarks.memory --measure
+python -m benchmarks.memory --measure --device cuda
 """
 
 import argparse
@@ -111,8 +112,8 @@ def memory_by(config: Any, actor: Mapping[str, Any]) -> Memory:
     return memory_of(recipe, config, prompt_tokens=PROMPT, device=torch.device("cuda"))
 
 
-def compare() -> str:
-    """The formula's peak and the process's own, of runs on this CPU."""
+def compare(device: str) -> str:
+    """The formula's peak, and the process's own on a CPU or what was allocated on a GPU."""
     lines = ["| run | formula, MiB | measured, MiB | difference |", "|---|---:|---:|---:|"]
     runs = {
         name: ["recipes/arithmetic.yaml", *SHORT, f"model.architecture={json.dumps(architecture)}", *overrides]
@@ -122,7 +123,7 @@ def compare() -> str:
         runs["SmolLM2, 135 M"] = SMOLLM2
         runs["SmolLM2, 135 M, `model.lora: {}`"] = [*SMOLLM2, "model.lora={}"]
     for name, words in runs.items():
-        words = [*words, "model.device=cpu"]
+        words = [*words, f"model.device={device}"]
         computed, measured = formula(words), peak(words)
         cells = [name, f"{computed / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{computed / measured - 1:+.0%}"]
         lines.append("| " + " | ".join(cells) + " |")
@@ -143,18 +144,22 @@ def checked(words: list[str]) -> float:
 
 
 def peak(words: list[str]) -> float:
-    """The most bytes that the process of a run has held, its last checkpoint included."""
+    """The most bytes that the process of a run has held, its last checkpoint included; on a GPU, of its memory."""
     program = "import resource, sys; from gspo import cli; cli.main(sys.argv[1:]); "
     program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-c", program, "train", *words, f"output_dir={Path(directory) / 'run'}"]
         said = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
+        if words[-1] == "model.device=cuda":
+            *_, last = Path(directory, "run/metrics.jsonl").read_text().splitlines()
+            return float(json.loads(last)["memory/peak_bytes"])
     return float(said.split()[-1]) * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="make the runs")
+    parser.add_argument("--device", default="cpu", help="of the runs")
     parser.add_argument("--plans", action="store_true", help="show what `gspo plan` says of three models")
     options = parser.parse_args()
-    print(compare() if options.measure else plans() if options.plans else table())
+    print(compare(options.device) if options.measure else plans() if options.plans else table())

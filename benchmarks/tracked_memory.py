@@ -39,6 +39,8 @@ ROWS = [  # model, ranks, tokens of a micro-batch, actor.gradient_checkpointing
     ("Qwen2.5-7B", 1, 8_192, True),
     ("Qwen2.5-7B", 8, 8_192, False),
     ("Qwen2.5-7B", 8, 16_384, True),
+    ("Qwen3-30B-A3B", 1, 4_096, False),
+    ("Qwen3-30B-A3B", 1, 16_384, True),
     ("Qwen3-30B-A3B", 8, 4_096, False),
     ("Qwen3-30B-A3B", 8, 16_384, True),
     ("Qwen3-30B-A3B", 64, 16_384, True),

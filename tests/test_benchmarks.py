@@ -1,13 +1,15 @@
 """The benchmarks' cost model against a count of the real model's operations, and their small runs."""
 
+import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import gpu, levers, rating, scaling
+from benchmarks import gpu, gpu_speed, levers, rating, scaling
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.decode import MODELS
 from benchmarks.engines import publishing, sampling
@@ -25,7 +27,7 @@ ATTENTION = ("attention", "bmm")
 
 def counted(tokens: int) -> tuple[Shape, int, int]:
     """Operations of a forward pass over one sequence: those of matrices, and those of attention (not halved)."""
-    config = Qwen3Config(**{key: value for key, value in gpu.TOY.items() if key != "model_type"})
+    config = Qwen3Config(**{key: value for key, value in gpu_speed.TOY.items() if key != "model_type"})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=False)
@@ -59,11 +61,27 @@ def test_costs_of_groups_add_up() -> None:
 
 
 def test_the_gpu_benchmark_runs_small_and_the_engine_agrees_with_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.main(["--quick", "--repeats", "1"])
+    gpu_speed.main(["--quick", "--repeats", "1"])
     shown = capsys.readouterr().out
     assert "decode: " in shown and "update: " in shown
     found = re.search(r"largest ([0-9.e+-]+)", shown)
     assert found is not None and float(found[1]) < 1e-4
+
+
+def test_a_part_of_the_gpus_measurements_is_run_once_and_again_only_where_time_was_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(gpu, "_SAVING_SECONDS", 0.1)
+    codes = {"good": "print('measured')", "bad": "exit(1)", "long": "import time; print('begun'); time.sleep(60)"}
+    parts = {name: [sys.executable, "-c", code] for name, code in codes.items()}
+    for _ in range(3):
+        gpu.run_parts(parts, tmp_path, seconds=3.0)
+    lines = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
+    ends = [(line["part"], line["how"]) for line in lines]
+    assert ends == [("good", "done"), ("bad", "failed"), ("long", "short of time"), ("long", "cut off")]
+    assert (tmp_path / "good.txt").read_text() == "measured\n"
+    assert (tmp_path / "long.txt").read_text().startswith("begun\n")
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def test_what_only_the_shell_knows_is_computed() -> None:
         ("a.yaml", "actor: {path: x}\nrollout: {group_size: 4}\n", "no configuration of AReaL, verl or TRL"),
         ("a.yaml", "actor: {path: x}\ngconfig: {}\ntrain_dataset: {batch_size: x}\n", "of no kind that AReaL takes"),
         ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=[1]\n", "of no kind that verl takes"),
+        ("a.yaml", "actor: {ppo_n_minibatches: 0, path: x}\ngconfig: {}\n", "AReaL takes: 0 mini-batches"),
         ("a.json", '{"num_generations": 0}', "a value is of no kind that TRL takes"),
         ("a.yaml", "actor: {path: x}\ngconfig: {n_samples: 1}\n", "rollout.group_size must be at least 2"),
     ],

@@ -346,3 +346,12 @@ def test_a_teacher_is_counted_by_its_config_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**DENSE, "num_hidden_layers": 2}))
     recipe = recipe_of(TOKENS, f"teacher.path={tmp_path}", model={"path": str(tmp_path)})
     assert any(line.split()[:1] == ["teacher"] for line in plan(recipe, "1xH200"))
+
+
+def test_the_guides_examples_are_what_the_command_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.memory import plans
+
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    guide = (root / "docs" / "guides" / "memory.md").read_text(encoding="utf-8")
+    assert all(f"```text\n{example}\n```" in guide for example in plans().split("\n\n"))

@@ -170,6 +170,8 @@ def steps_line(*, most: int | None, epochs: Any, rows: int | None, queries: int,
 
 def mini_batches(wanted: int, queries: int, origins: Sequence[str]) -> Line:
     """The line of `actor.mini_batches`: their number, or the nearest below that divides the queries."""
+    if wanted < 1:
+        raise ValueError(f"{wanted} mini-batches")
     fit = math.gcd(wanted, queries)
     note = (
         "" if fit == wanted else f"theirs are {wanted}, which does not divide {queries} queries: groups stay whole here"
