@@ -90,9 +90,8 @@ def _pair(word: str) -> tuple[str, Any]:
     """A dotted key and its value; Hydra's + and ++, which add a key, mean the same here."""
     key, equals, text = word.partition("=")
     if not equals or not key.strip("+"):
-        raise UserError(
-            f"{word!r} is not of the form key=value", where="command line", fix="such as +actor.eps_clip=0.2"
-        )
+        what, fix = f"{word!r} is not of the form key=value", "such as +actor.eps_clip=0.2"
+        raise UserError(what, where="command line", fix=fix)
     value = Computed(text) if isinstance(word, Computed) else read_yaml(text, where=f"override {word!r}")
     return key.lstrip("+"), value
 
@@ -141,8 +140,7 @@ def _at(name: str, root: Any, stack: tuple[str, ...], where: str) -> Any:
         if name in defaults and not (isinstance(node, Mapping) and part in node):
             return defaults[name]
         if not isinstance(node, Mapping) or part not in node:
-            raise UserError(
-                f"${{{name}}}: there is no key {name}", where=where, fix=f"give it: gspo import … {name}=VALUE"
-            )
+            fix = f"give it: gspo import … {name}=VALUE"
+            raise UserError(f"${{{name}}}: there is no key {name}", where=where, fix=fix)
         node = node[part]
     return _resolved(node, root, (*stack, name), where)

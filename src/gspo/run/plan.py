@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -284,11 +285,7 @@ def numbers_that_fit(recipe: Recipe, config: Any, gpus: Gpus, work: Work, most: 
 
     More GPUs have smaller shares. One alone may fit where a few do not: it gathers nothing.
     """
-
-    def fits(number: int) -> bool:
-        return _fits(recipe, config, gpus, work, number)
-
-    several = range(2, most + 1)
+    fits, several = partial(_fits, recipe, config, gpus, work), range(2, most + 1)
     return [*([1] if most and fits(1) else []), *several[bisect_left(several, x=True, key=fits) :]]
 
 
