@@ -100,12 +100,13 @@ def forked_ranks() -> None:
 def forked_ranks_on_gpus() -> None:
     """Ranks as under NCCL: a collective with a rank that is not there never ends, and raises nothing."""
     forked_ranks()
-    join, pretended = learner_ranks._join, {"current_device": lambda: 0, "default_stream": lambda _: None}
-    learner_ranks._join = lambda size, _, __: join(size, 3600.0, "gloo")
-    learner_ranks._take_gpu = lambda: None
-    learner_ranks._uses_gpus = lambda _: True
-    for name, own in {**pretended, "Event": _Mark}.items():
-        setattr(torch.cuda, name, own)
+    join = learner_ranks._join
+    endless = {"_join": lambda size, *_: join(size, 3600.0, "gloo"), "_take_gpu": lambda: None}
+    endless["_uses_gpus"] = lambda _: True
+    gpu = {"current_device": lambda: 0, "default_stream": lambda _: None, "Event": _Mark}
+    for holder, changes in ((learner_ranks, endless), (torch.cuda, gpu)):
+        for name, change in changes.items():
+            setattr(holder, name, change)
 
 
 class _Mark:
