@@ -11,6 +11,7 @@ from gspo.evaluation.sets import GivenRows
 from gspo.interrupt import Interrupt
 from gspo.learner.clip_range import with_clip_range
 from gspo.learner.ranks import joined, losses_named
+from gspo.learner.served_teacher import with_served_teacher
 from gspo.learner.sft import rows_of_steps
 from gspo.learner.trainer import StepSettings, Trainer, trainer_of_rank_0
 from gspo.rank_environment import is_of_others
@@ -25,6 +26,7 @@ from gspo.run.place import renamed
 from gspo.run.prepare import FromPython, Functions, Rows
 from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
+from gspo.run.refresh import refreshed
 from gspo.run.run import Run, open_run
 from gspo.run.summary import changes_of, introduction, summary
 from gspo.trackers.send import tracked
@@ -180,10 +182,17 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
             run.display.note(f"from step {step}: {changes_of(phase)}")
         with clock.stage("total"):
             if progress.batch is None:
+                if run.parts.refresh is not None:
+                    progress = run.safe_point(refreshed(run, progress))
                 progress = run.safe_point(collect(run, now, progress))
             if not progress.reports:
                 assert progress.batch is not None
-                batch, reports = trainer.step(progress.batch, _settings(run, now, progress))
+                batch, settings = progress.batch, _settings(run, now, progress)
+                if recipe.teacher.url is not None:
+                    with clock.stage("appraisal"):
+                        temperature = settings.rollout.temperature
+                        batch = with_served_teacher(batch, recipe.teacher, temperature=temperature)
+                batch, reports = trainer.step(batch, settings)
                 progress = run.safe_point(replace(progress, batch=batch, reports=reports))
         progress = run.safe_point(recorder.step(now, progress))
         announce(progress.steps)

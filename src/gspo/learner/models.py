@@ -58,7 +58,7 @@ def load_models(
         value_trunk = load(model, weights=weights)
     if recipe.teacher.path is not None:
         teacher = load(model.model_copy(update={**other, "path": recipe.teacher.path}))
-    elif recipe.teacher.is_on:
+    elif recipe.teacher.is_on and not recipe.teacher.url:
         teacher = policy
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)

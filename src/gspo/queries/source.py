@@ -51,29 +51,28 @@ RowSet = Split[Row]
 QuerySet = Split[Query]
 
 
-def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *, num_streamed: int = 0) -> RowSet:
+def load_rows(
+    recipe: Recipe,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    num_streamed: int = 0,
+    held_out: Sequence[Row] | None = None,
+) -> RowSet:
     """Training and held-out rows; `rows` given from Python stand in for what `queries` names.
 
-    `num_streamed` is how many a run that is resumed has read of a stream so far.
+    `num_streamed` is how many a run that is resumed has read of a stream so far; `held_out` is what a run that reads
+    its rows anew has held out before.
     Raises UserError where there are no rows, and where those not held out are too few for a step.
     """
-    queries, evaluation = recipe.queries, recipe.evaluation
+    queries = recipe.queries
     if queries.sources:
-        return _rows_of_sources(recipe)
+        return _rows_of_sources(recipe, held_out)
     task = queries.procedural if rows is None else None
     given, num_streamed = (None, 0) if rows is None else _read_given(rows, recipe, num_streamed)
     data = _data_rows(queries, given) if task is None else []
     data = data if num_streamed else distinct(data)  # a stream is as it comes
-    if evaluation.path is not None and evaluation.num_queries:
-        held_out = distinct(_read(evaluation.path, queries, split=evaluation.split))[: evaluation.num_queries]
-    elif task is not None:
-        held_out = procedural_rows(task, seed=None, size=evaluation.num_queries)
-    elif num_streamed:
-        held_out = data[: evaluation.num_queries]
-    else:
-        # A fixed draw of at most a tenth of the rows, at least one where any is asked for.
-        size = min(evaluation.num_queries, max(1, int(len(data) * HELD_OUT_FRACTION)))
-        held_out = [data[index] for index in sorted(random.Random(HELD_OUT_SEED).sample(range(len(data)), size))]
+    if held_out is None:
+        held_out = _held_out_rows(recipe, task, data, is_stream=num_streamed > 0)
     excluded = {str(row.prompt) for row in held_out}
     if task is not None:
         train = procedural_rows(task, seed=recipe.seed, size=task.size, excluded=excluded)
@@ -87,11 +86,29 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
     return RowSet(train=tuple(train), held_out=tuple(held_out), num_streamed=num_streamed)
 
 
-def _rows_of_sources(recipe: Recipe) -> RowSet:
+def _held_out_rows(
+    recipe: Recipe, task: ProceduralConfig | None, data: Sequence[Row], *, is_stream: bool
+) -> Sequence[Row]:
+    evaluation = recipe.evaluation
+    if evaluation.path is not None and evaluation.num_queries:
+        return distinct(_read(evaluation.path, recipe.queries, split=evaluation.split))[: evaluation.num_queries]
+    if task is not None:
+        return procedural_rows(task, seed=None, size=evaluation.num_queries)
+    if is_stream:
+        return data[: evaluation.num_queries]
+    # A fixed draw of at most a tenth of the rows, at least one where any is asked for.
+    size = min(evaluation.num_queries, max(1, int(len(data) * HELD_OUT_FRACTION)))
+    return [data[index] for index in sorted(random.Random(HELD_OUT_SEED).sample(range(len(data)), size))]
+
+
+def _rows_of_sources(recipe: Recipe, held_before: Sequence[Row] | None) -> RowSet:
     """The rows of each source, of which each holds out its part of what is asked for; ids begin with its name."""
     train, held_out, sources = list[Row](), list[Row](), recipe.queries.sources
+    before = {name: [row for row in held_before or () if row.source == name] for name in ("", *sources)}
     asked, path = recipe.evaluation.num_queries, recipe.evaluation.path
-    if path is not None:
+    if held_before is not None:
+        held_out, asked = before[""], 0
+    elif path is not None:
         rows_of_file = _read(path, recipe.queries, split=recipe.evaluation.split) if asked else []
         held_out, asked = distinct(rows_of_file)[:asked], 0
     for number, (name, source) in enumerate(sources.items()):
@@ -102,7 +119,7 @@ def _rows_of_sources(recipe: Recipe) -> RowSet:
         rollout = recipe.rollout.model_copy(update={"queries_per_step": 1})
         own_recipe = recipe.model_copy(update={"queries": own_queries, "evaluation": evaluation, "rollout": rollout})
         try:
-            rows = load_rows(own_recipe)
+            rows = load_rows(own_recipe, held_out=None if held_before is None else before[name])
         except UserError as error:
             where = f"queries.sources.{name}" + f", {error.where}" * (error.where not in (None, "queries"))
             raise UserError(error.what, where=where, fix=error.fix) from None

@@ -15,7 +15,7 @@ _PATHS = re.compile(
     r"|evaluation\.suites\.([0-9]+|\+)(\.suite|\.queries\.path)?"
 )
 _FUNCTIONS = re.compile(
-    r"(evaluation\.suites\.[0-9]+\.)?(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations"
+    r"(evaluation\.suites\.[0-9]+\.)?(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations|queries\.refresh"
     r"|rollout\.(tools(\.([0-9]+|\+))?|environment|agent)"
 )
 _MODELS = ("model", "actor", "teacher")  # their keys name directories

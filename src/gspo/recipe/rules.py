@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ModelConfig, PhaseCondition, RecipeKeys, ServerConfig, names_file
+from gspo.recipe.sections import REPLACED_FILE, ModelConfig, PhaseCondition, RecipeKeys, ServerConfig, names_file
 
 LOWEST_TEMPERATURE = 0.01  # vLLM samples at this one where a lower one is asked for
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
@@ -80,6 +80,7 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     unknown = [f"queries.weights.{name}" for name in queries.weights if name not in names]
     unknown += [f"reward.{i}.sources: {name}" for i, r in enumerate(rewards) for name in r.sources if name not in names]
     unjudged = [name for name in names if not any(own.weight and name in (own.sources or names) for own in rewards)]
+    all_sources = [*queries.sources.values()] or [queries]
     functions, weighed = {own.name for own in rewards}, {name for own in recipe.phases for name in own.reward_weights}
     return {
         """give queries.path or queries.procedural, not both
@@ -102,6 +103,14 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rewards and unjudged,
         """queries.sampler: difficulty with queries.sources: both say which queries come more often; leave one out
         """: names and queries.sampler == "difficulty",
+        """queries.refresh: file looks at data files: give queries.path, or each of the sources a path, that is a file
+        """: queries.refresh == REPLACED_FILE and not all(own.path and names_file(own.path) for own in all_sources),
+        f"""queries.refresh: {queries.refresh} with queries.sources: its rows would be of no source; set refresh: file
+        """: names and queries.refresh not in (None, REPLACED_FILE),
+        """queries.refresh needs queries.max_prompt_tokens, for nobody knows how long the prompts to come are
+        """: queries.refresh and queries.max_prompt_tokens is None,
+        """queries.refresh with model.tokenizer: fit, which knows the words of the first rows only; name a tokenizer
+        """: queries.refresh and recipe.model.tokenizer == "fit",
         """evaluation.suites: a suite has one source: give it queries.path or queries.procedural
         """: any(suite.queries.sources for suite in recipe.evaluation.suites),
         """evaluation.suites: a suite's rows have no source, so its reward has no sources; leave them out
@@ -146,6 +155,13 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
         model in teacher.path, and leave prompt out
         """: teacher.prompt is not None and (rollout.agent or rollout.environment),
+        """give one of teacher.path and teacher.url
+        """: teacher.path and teacher.url,
+        """teacher.url needs teacher.model, the name by which the server knows it
+        """: teacher.url and not teacher.model,
+        f"""teacher.url: a server scores a text at temperature 1, and rollout.temperature is {rollout.temperature:g};
+        set that to 1, or give a teacher.path
+        """: teacher.url and rollout.temperature != 1,
         """teacher.advantage_weight: 0 with rollout.dynamic_sampling, which drops groups that the teacher would train
         on; set dynamic_sampling: false
         """: teacher.is_on and not teacher.advantage_weight and rollout.dynamic_sampling,
@@ -363,7 +379,9 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
         ("queries.shuffle", "queries.sampler: order"): recipe.queries.sampler == "order",
-        ("teacher", "teacher.path or teacher.prompt"): recipe.teacher.is_on,
+        ("teacher", "teacher.path, url or prompt"): recipe.teacher.is_on,
+        ("teacher.model", "teacher.url"): recipe.teacher.url,
+        ("teacher.key", "teacher.url"): recipe.teacher.url,
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",

@@ -14,6 +14,7 @@ from gspo.recipe.published import PUBLISHED, Advantage, Correction, LengthNorm, 
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
 LONG_SECONDS = {"code": 3600.0, "judge": 600.0, "reward_model": 600.0}  # limits of a call of built-in rewards
+REPLACED_FILE = "file"  # of queries.refresh
 MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
 MAX_NAME_BYTES = 255  # of a file; what file systems take
 MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
@@ -274,6 +275,11 @@ class QueriesConfig(SourceConfig):
         "order",
         "Each query once an epoch, or by [difficulty](../guides/data.md#order-steps-and-epochs).",
     )
+    refresh: PathText | None = key(
+        None,
+        "[New queries](../guides/data.md#queries-that-change) on the way: `file`, when a data file is replaced, or"
+        " `file.py:name` of an `f(step) -> rows or None`.",
+    )
 
     @property
     def has_data(self) -> bool:
@@ -530,11 +536,16 @@ class ActorConfig(Section):
 
 
 class TeacherConfig(Section):
-    """A model that says how likely it finds each token of the policy's responses; off without path and prompt."""
+    """A model that says how likely it finds each token of the policy's responses; off without path, url and prompt."""
 
     path: PathText | None = key(
         None, "A directory or hub id with a [teacher](../guides/teacher.md); by default, with `prompt`, the policy."
     )
+    url: Url | None = key(
+        None, "In place of a path: a vLLM server that has the [teacher](../guides/teacher.md#a-teacher-on-a-server)."
+    )
+    model: Text | None = key(None, "With `url`: the name by which the server knows it.")
+    key: Text = key("OPENAI_API_KEY", "With `url`: the variable of the environment that has the server's key, if any.")
     prompt: str | None = key(
         None, "What the teacher reads in place of the prompt's text: `{prompt}` in it is that, `{name}` a column."
     )
@@ -546,7 +557,7 @@ class TeacherConfig(Section):
     @property
     def is_on(self) -> bool:
         """Tell whether there is a teacher."""
-        return self.path is not None or self.prompt is not None
+        return bool(self.path or self.url or self.prompt)
 
 
 class CriticOptimizerConfig(OptimizerConfig):

@@ -183,6 +183,7 @@ def _queries(run: Run, number: int) -> list[Query]:
         options: dict[str, int] = {"queries_per_step": run.recipe.rollout.queries_per_step, "seed": run.recipe.seed}
         return [queries[index] for index in drawn_indices(number, weights, **options)]
     shuffle = run.recipe.queries.shuffle and not run.parts.rows.num_streamed
+    number -= run.progress.rows_since
     if run.recipe.queries.sources:
         return _queries_of_sources(run, number, shuffle=shuffle)
     sizes = {"num_queries": len(queries), "queries_per_step": run.recipe.rollout.queries_per_step}

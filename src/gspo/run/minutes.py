@@ -157,7 +157,8 @@ def operations(recipe: Recipe) -> float:
     actor = recipe.actor
     update = 4.0 if recipe.model.lora else 6.0  # frozen weights have no gradient
     number = (update + 2 * actor.gradient_checkpointing) * actor.epochs
-    number += 2 * ((actor.kl.coefficient > 0) + recipe.teacher.is_on + (actor.advantage == "optimal_token_baseline"))
+    is_taught = recipe.teacher.is_on and not recipe.teacher.url
+    number += 2 * ((actor.kl.coefficient > 0) + is_taught + (actor.advantage == "optimal_token_baseline"))
     if actor.old_logprobs == "recompute":
         number += 2 * (1 - 1 / actor.mini_batches)
     if actor.advantage == "gae" and recipe.critic.trunk == "own":

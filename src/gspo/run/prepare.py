@@ -12,6 +12,7 @@ from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
 from gspo.evaluation.sets import GivenRows, SetRows, make_sets, name_of_held_out, read_sets, set_notes
 from gspo.interrupt import check_stop
 from gspo.learner.check import check_training
+from gspo.learner.served_teacher import check_server
 from gspo.learner.sft import encode_demonstrations
 from gspo.learner.trainer import Trainer
 from gspo.metrics.definitions import definition_of, families
@@ -20,6 +21,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import device_of
 from gspo.queries.bridge import PLAIN
 from gspo.queries.demonstrations import Demonstration, load_demonstrations
+from gspo.queries.refresh import Refresh
 from gspo.queries.row import Row
 from gspo.queries.source import (
     QuerySet,
@@ -32,7 +34,7 @@ from gspo.queries.source import (
 )
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import QueriesConfig
+from gspo.recipe.sections import REPLACED_FILE, QueriesConfig
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, fit_to_rows, load_rewards, own_answer_notes, probe
@@ -42,7 +44,7 @@ from gspo.rollout.shaping import sampling_notes
 from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
-from gspo.run.resume import check_rows
+from gspo.run.resume import check_rows, kept_rows
 from gspo.run.tools import agent_notes, fit_tools, open_set, positions_for_rows, try_environment, with_open_ends
 from gspo.types import Score
 
@@ -82,6 +84,8 @@ class Inputs:
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
     rendering: QueriesConfig  # by which it does: with the recipe's tools
+    render: Callable[[RowSet], QuerySet]  # does so, with rows to come
+    refresh: Refresh | None  # which asks for them
     tools: Tools | None  # that the policy may call
     evaluation_sets: Sequence[EvaluationSet]  # the held-out queries, where there are any, and the suites
     # By source the scores of the first row's answer, where it has one, and of junk, by text.
@@ -107,6 +111,7 @@ def load_inputs(
     function's process prints goes to the file descriptor `output`.
     """
     hooks = load_hooks(recipe.hooks, given.on_step)
+    refresh = Refresh(recipe) if recipe.queries.refresh and trains else None
     recipe, functions = load_rewards(recipe, given.reward, output=output) if trains else (recipe, ())
     say("reading what to evaluate on")
     set_rows: Sequence[SetRows] = read_sets(recipe, given.evaluation)
@@ -117,8 +122,13 @@ def load_inputs(
     config, tokenizer = model.config, model.tokenizer
     longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, pairs, tokenizer, output=output)
     length_key, max_positions = recipe.length_key, positions_for_rows(recipe.rollout, model.max_positions)
-    queries = render_rows(rows, tokenizer, recipe=longest_recipe, max_positions=max_positions, length_key=length_key)
-    queries = QuerySet(train=with_open_ends(queries.train, tools), held_out=with_open_ends(queries.held_out, tools))
+
+    def render(rows: RowSet) -> QuerySet:
+        options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
+        made = render_rows(rows, tokenizer, recipe=longest_recipe, **options)
+        return QuerySet(train=with_open_ends(made.train, tools), held_out=with_open_ends(made.held_out, tools))
+
+    queries = render(rows)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     notes += agent_notes(tools, tokenizer)
@@ -128,7 +138,8 @@ def load_inputs(
     options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
     sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
     sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)
-    _check_sequences(recipe, config, queries, sets, longest=longest_sequence(longest_recipe, queries, sets))
+    longest = longest_sequence(longest_recipe, queries, sets)
+    _check_sequences(recipe, config, tokenizer, queries, sets, longest=longest)
     probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
     notes += [*set_notes(sets, set_rows), *own_notes]
     if trains:
@@ -144,6 +155,8 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=queries,
         rendering=longest_recipe.queries,
+        render=render,
+        refresh=refresh,
         tools=tools,
         evaluation_sets=sets,
         probed=probed,
@@ -152,7 +165,7 @@ def load_inputs(
 
 
 def _check_sequences(
-    recipe: Recipe, config: Any, queries: QuerySet, sets: Sequence[EvaluationSet], *, longest: int
+    recipe: Recipe, config: Any, tokenizer: Any, queries: QuerySet, sets: Sequence[EvaluationSet], *, longest: int
 ) -> None:
     """Raise UserError where the model or the engine does not take sequences of these lengths."""
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
@@ -160,6 +173,8 @@ def _check_sequences(
     taught = [len(query.teacher_ids) for query in queries.train if query.teacher_ids]
     teachers_longest = max(taught) + recipe.at_longest.rollout.max_new_tokens if taught else 0
     trained = longest_sequence(recipe.at_longest, queries, ())
+    if recipe.teacher.url is not None:
+        check_server(recipe.teacher, tokenizer, longest=max(trained, teachers_longest))
     lengths = {"shortest": shortest, "longest": longest, "trained": trained, "teachers_longest": teachers_longest}
     check_lengths(recipe, config, **lengths)
     check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
@@ -214,12 +229,20 @@ def _read_rows(
 ) -> tuple[RowSet, Sequence[tuple[Row, Demonstration]]]:
     """Return rows and demonstrations, which must be those of the run that is resumed."""
     say(f"reading {recipe.queries.path or 'the queries'}")
+    refresh = recipe.queries.refresh
     _check_watched(recipe, [each.name for each in set_rows])
+    if saved is not None and (kept := kept_rows(saved)):
+        check_rows(saved, recipe, kept, (), set_rows)
+        return kept, []
     num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
     rows = load_rows(recipe, given.queries, num_streamed=num_streamed)
-    if rows.num_streamed and recipe.queries.sampler == "difficulty":
+    own = {"queries.sampler: difficulty": recipe.queries.sampler == "difficulty", "queries.refresh": refresh}
+    if rows.num_streamed and (where := ", ".join(key for key, is_set in own.items() if is_set)):
         fix = "leave it out, or give the rows as a list"
-        raise UserError("a stream's rows are taken as they come", where="queries.sampler: difficulty", fix=fix)
+        raise UserError("a stream's rows are taken as they come", where=where, fix=fix)
+    if given.queries is not None and refresh == REPLACED_FILE:
+        what = "queries come from Python, and not of a file"
+        raise UserError(what, where="queries.refresh: file", fix="name a function that gives the new ones")
     # A resumed run that reads more of a stream draws its demonstrations where it drew them before.
     pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
     if saved is not None:
@@ -270,7 +293,9 @@ def _needed_for(recipe: Recipe) -> dict[str, str]:
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:
     """The most tokens that a prompt and its response may have, in training or in an evaluation."""
     asked = [(queries.train, recipe.rollout), *((eval_set.queries, eval_set.sampling) for eval_set in sets)]
-    lengths = (len(own.prompt_ids) + sampling.max_new_tokens for each, sampling in asked for own in each)
+    lengths = [len(own.prompt_ids) + sampling.max_new_tokens for each, sampling in asked for own in each]
+    if recipe.queries.refresh:  # rows to come may be as long
+        lengths.append((recipe.queries.max_prompt_tokens or 0) + recipe.rollout.max_new_tokens)
     return max(lengths, default=0) if recipe.rollout.agent is None else recipe.rollout.max_context
 
 

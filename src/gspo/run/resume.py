@@ -24,6 +24,7 @@ from gspo.learner.trainer import Trainer
 from gspo.model.load import base_of
 from gspo.model.lora import has_adapter
 from gspo.queries.demonstrations import Demonstration
+from gspo.queries.refresh import from_text
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
@@ -59,7 +60,7 @@ Effect = Literal["none", "rounding", "another run"]
 _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
     r"|trainer\.timeout_seconds|cluster\..*|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
-    r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
+    r"|teacher\.(url|key)|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
 # How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
@@ -184,6 +185,12 @@ def check_rows(
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs, sets):
         fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
         raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
+
+
+def kept_rows(saved: Checkpoint) -> RowSet | None:
+    """The rows that it was trained on last, where queries.refresh has given others; None: those it began with."""
+    text = json.loads((saved.path / STATE).read_text(encoding="utf-8")).get("rows")
+    return from_text(text) if text else None
 
 
 def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, Demonstration]], sets: Sequence[SetRows] = ()) -> str:

@@ -32,6 +32,7 @@ from gspo.run.prepare import FromPython, Inputs, longest_sequence, prepare
 from gspo.run.progress import Clock, Progress
 from gspo.run.resume import (
     base_digest,
+    code_of,
     environment,
     reopen,
     restore_directory,
@@ -300,8 +301,11 @@ def _engine(recipe: Recipe, trainer: Trainer, longest_sequence: int, say: Callab
 
 def _about(trainer: Trainer, parts: Inputs, engine: Engine) -> Mapping[str, Any]:
     """Return what must be, or should be, the same when the run is resumed."""
+    own = environment(trainer, parts.functions, engine.describe(), parts.hooks, parts.tools)
+    if parts.refresh is not None and parts.refresh.call is not None:
+        own[f"code of {parts.refresh.name}"] = code_of(parts.refresh.call)
     return {
-        "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks, parts.tools),
+        "environment": own,
         "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
         "tokens_sha256": tokens_digest(parts.queries),
         "base_sha256": base_digest(trainer.recipe),

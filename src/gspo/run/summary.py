@@ -90,6 +90,7 @@ def objective(recipe: Recipe) -> str:
     """The objective in a line: its ratio, its range, its advantages and its further terms."""
     actor, rollout, kl, teacher = recipe.actor, recipe.rollout, recipe.actor.kl, recipe.teacher
     ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
+    taught_by = teacher.path or teacher.url or "the policy"
     scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
     parts = {
         f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
@@ -102,7 +103,7 @@ def objective(recipe: Recipe) -> str:
         "credit by turn": actor.turn_credit == "return_to_go",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
         f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
-        f"teacher: {teacher.path or 'the policy'}{' with its own prompt' if teacher.prompt else ''}": teacher.is_on,
+        f"teacher: {taught_by}{' with its own prompt' if teacher.prompt else ''}": teacher.is_on,
         f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
         f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
         f"optimiser: {actor.optimizer.name}": actor.optimizer.name != "adamw",

@@ -11,7 +11,7 @@ import torch
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.types import Experts
 
-_CLAMPED = -9999.0  # servers send it, or less, in place of a log-likelihood that is NaN or -inf
+CLAMPED = -9999.0  # servers send it, or less, in place of a log-likelihood that is NaN or -inf
 
 
 class NoAnswerError(Exception):
@@ -105,7 +105,7 @@ def completion_of(
     num_tokens, logprobs, stop_ids = len(ids), [float(number) for _, number in scored], request.sampling.stop_ids
     if not ids or [token for token, _ in scored] != ids:
         raise ValueError(f"{num_tokens} tokens and log-likelihoods of {len(scored)}, not of the same")
-    if not all(_CLAMPED < number <= 1e-3 for number in logprobs):  # NaN is not
+    if not all(CLAMPED < number <= 1e-3 for number in logprobs):  # NaN is not
         raise ValueError("a log-likelihood is not finite: the weights may not be")
     if reason not in ("stop", "length") or (reason == "stop") != (ids[-1] in stop_ids):
         ends = list(stop_ids)

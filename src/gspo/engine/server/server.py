@@ -55,22 +55,7 @@ class Server:
 
         By itself the limit is that of a server that is not busy.
         """
-        seconds, path = request.seconds or seconds or _ANSWER_SECONDS, request.path
-        method, url = "GET" if request.body is None else "POST", self.url.rstrip("/") + path
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        limit = httpx.Timeout(seconds, connect=min(10.0, seconds), pool=None)
-        try:
-            answer = await self.client.request(method, url, json=request.body, headers=headers, timeout=limit)
-            if answer.status_code >= 400:
-                error = RefusedError if answer.status_code < 500 else NoAnswerError
-                raise error(f"{path}: status {answer.status_code}: {answer.text[:_MOST_TEXT]}")
-            return answer.json() if answer.content and request.is_json else None
-        except httpx.TimeoutException:
-            raise NoAnswerError(f"{path}: no answer within {seconds:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoAnswerError(f"{path}: {type(error).__name__}: {error}") from None
-        except ValueError:
-            raise NoAnswerError(f"{path}: the answer is no JSON: {answer.text[:80]!r}") from None
+        return await ask(self.client, self.url, request, key=self.key, seconds=seconds or _ANSWER_SECONDS)
 
     async def wait_until_ready(self, seconds: float, *, max_length: int) -> None:
         """Wait until it answers; UserError where it ends, is not ready in time, or would compute something else."""
@@ -136,6 +121,26 @@ class Server:
         if self.process is None:
             return ""
         return f"\n  {self.process.log}:\n    {self.process.said()}"
+
+
+async def ask(client: httpx.AsyncClient, url: str, request: Request, *, key: str, seconds: float) -> Any:
+    """The JSON with which the server at an address answers a request; None for an empty answer."""
+    seconds, path = request.seconds or seconds, request.path
+    method, url = "GET" if request.body is None else "POST", url.rstrip("/") + path
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limit = httpx.Timeout(seconds, connect=min(10.0, seconds), pool=None)
+    try:
+        answer = await client.request(method, url, json=request.body, headers=headers, timeout=limit)
+        if answer.status_code >= 400:
+            error = RefusedError if answer.status_code < 500 else NoAnswerError
+            raise error(f"{path}: status {answer.status_code}: {answer.text[:_MOST_TEXT]}")
+        return answer.json() if answer.content and request.is_json else None
+    except httpx.TimeoutException:
+        raise NoAnswerError(f"{path}: no answer within {seconds:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NoAnswerError(f"{path}: {type(error).__name__}: {error}") from None
+    except ValueError:
+        raise NoAnswerError(f"{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
 
 def new_client() -> httpx.AsyncClient:

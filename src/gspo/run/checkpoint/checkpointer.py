@@ -32,6 +32,7 @@ class Snapshot:
     """
 
     position: Position
+    about: Mapping[str, Any]  # of the manifest
     share: OwnShare  # the weights, and what trains them
     tensors: Mapping[str, Tensor]  # random/…, records/…
     progress: str  # as JSON
@@ -129,6 +130,7 @@ class Checkpointer:
         tensors |= {f"records/{name}": tensor for name, tensor in records.items()}
         return Snapshot(
             position=self.progress.position,
+            about=self.about,
             share=self.trainer.copy_shares(),
             tensors=tensors,
             progress=text,
@@ -169,7 +171,7 @@ class Checkpointer:
             (unfinished / name).write_bytes(log := (home / name).read_bytes()[:size])
             if len(log) < size:
                 raise RunError(f"{home / name} has lost lines")
-        seal(unfinished, {**self.about, "weights_sha256": digest_of(snapshot.share.weights)})
+        seal(unfinished, {**snapshot.about, "weights_sha256": digest_of(snapshot.share.weights)})
         verified(unfinished)
         move_into_place(unfinished, self.store.path(snapshot.position))
 
