@@ -51,7 +51,7 @@ soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroke
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
 
 STUDY ?= gspo_vs_grpo
-study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes), staleness (an hour), turns (half an hour), growth (20 minutes) or engine_likelihoods (40 minutes, make vllm first): what has no result yet, then its page
+study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes), staleness (an hour), turns (half an hour), growth (20 minutes), sampler (40 minutes) or engine_likelihoods (40 minutes, make vllm first): what has no result yet, then its page
 	$(VENV)/bin/python -m studies.$(STUDY).run $(ARGS)
 	$(VENV)/bin/python -m studies.$(STUDY).page
 

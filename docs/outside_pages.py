@@ -16,6 +16,7 @@ OUTSIDE = (
     "studies/staleness/README.md",
     "studies/turns/README.md",
     "studies/growth/README.md",
+    "studies/sampler/README.md",
     "studies/baselines/README.md",
 )
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")

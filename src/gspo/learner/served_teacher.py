@@ -84,7 +84,7 @@ def _logprobs(sample: Sample, answer: Any) -> Tensor:
 
 async def _answers(teacher: TeacherConfig, requests: Sequence[Request]) -> list[Any]:
     """The answers to requests that are made side by side; what fails is tried again, a little later each time."""
-    places, key = asyncio.Semaphore(_MOST_AT_ONCE), os.environ.get(teacher.key, "")
+    places, key = asyncio.Semaphore(_MOST_AT_ONCE), os.environ.get(teacher.key_variable, "")
     async with new_client() as client:
 
         async def answer(request: Request) -> Any:

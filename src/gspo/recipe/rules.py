@@ -381,7 +381,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("queries.shuffle", "queries.sampler: order"): recipe.queries.sampler == "order",
         ("teacher", "teacher.path, url or prompt"): recipe.teacher.is_on,
         ("teacher.model", "teacher.url"): recipe.teacher.url,
-        ("teacher.key", "teacher.url"): recipe.teacher.url,
+        ("teacher.key_variable", "teacher.url"): recipe.teacher.url,
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",

@@ -545,7 +545,9 @@ class TeacherConfig(Section):
         None, "In place of a path: a vLLM server that has the [teacher](../guides/teacher.md#a-teacher-on-a-server)."
     )
     model: Text | None = key(None, "With `url`: the name by which the server knows it.")
-    key: Text = key("OPENAI_API_KEY", "With `url`: the variable of the environment that has the server's key, if any.")
+    key_variable: Text = key(
+        "OPENAI_API_KEY", "With `url`: the variable of the environment that has the server's key, if any."
+    )
     prompt: str | None = key(
         None, "What the teacher reads in place of the prompt's text: `{prompt}` in it is that, `{name}` a column."
     )

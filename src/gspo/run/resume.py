@@ -60,7 +60,7 @@ Effect = Literal["none", "rounding", "another run"]
 _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
     r"|trainer\.timeout_seconds|cluster\..*|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
-    r"|teacher\.(url|key)|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
+    r"|teacher\.(url|key_variable)|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
 # How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
