@@ -10,7 +10,7 @@ WORKERS = $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What needs a server of `make vllm`, the model of `make smollm2`, or minutes.
-REAL := tests/test_real_model.py tests/test_pretended_gpu.py tests/test_engines_end_to_end.py $(addprefix tests/engine/server/,test_vllm.py test_vllm_experts.py test_vllm_process.py)
+REAL := tests/test_real_model.py tests/test_pretended_gpu.py tests/test_engines_end_to_end.py $(addprefix tests/engine/server/,test_vllm.py test_vllm_experts.py test_vllm_process.py test_vllm_teacher.py)
 
 .PHONY: train test test-rest test-all faults lint format docs bench smollm2 soak study vllm install clean
 

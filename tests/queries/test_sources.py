@@ -77,6 +77,9 @@ def test_what_one_source_holds_out_no_other_trains_on(recipe_of: RecipeOf, tmp_p
     assert len(rows.held_out) == len(held_out) >= 2 and not held_out & {row.prompt for row in rows.train}
 
 
+REFRESHED = {"max_prompt_tokens": 64}
+
+
 @pytest.mark.parametrize(
     ("queries", "reward", "message"),
     [
@@ -100,6 +103,10 @@ def test_what_one_source_holds_out_no_other_trains_on(recipe_of: RecipeOf, tmp_p
         ({"sources": {"a": None}}, None, r"queries\.sources\.a: should be a section with keys such as path, config"),
         ({"sources": sources()}, [{"function": "numeric", "sources": ["easy"]}], r"judges responses of .*\.hard"),
         ({"sources": sources(), "sampler": "difficulty"}, None, "both say which queries come more often"),
+        ({"sources": sources(), "refresh": "a.py:rows", **REFRESHED}, None, "its rows would be of no source"),
+        ({"sources": sources(), "refresh": "file", **REFRESHED}, None, "each of the sources a path, that is a file"),
+        ({"path": "openai/gsm8k", "refresh": "file", **REFRESHED}, None, "looks at data files"),
+        ({"path": "a.jsonl", "refresh": "file"}, None, r"queries\.refresh needs queries\.max_prompt_tokens"),
         ({"sources": {"a.b": {"path": "a.jsonl"}}}, None, "has letters, digits, - and _ only, unlike 'a.b'"),
     ],
 )

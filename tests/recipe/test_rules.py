@@ -148,6 +148,12 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             ["teacher gives every token an advantage", "(GSPO-token) or token"],
         ),
         ({"teacher": {"path": "t", "prompt": "Hint: {answer}"}}, ["teacher.prompt"]),
+        ({"teacher": {"path": "t", "url": "http://a:1", "model": "m"}}, ["give one of teacher.path and teacher.url"]),
+        ({"teacher": {"url": "http://a:1"}}, ["teacher.url needs teacher.model"]),
+        (
+            {"teacher": {"url": "http://a:1", "model": "m"}, "rollout": {"temperature": 0.8}},
+            ["scores a text at temperature 1, and rollout.temperature is 0.8"],
+        ),
         (
             {"teacher": {"path": "t"}, "actor": TOKENS, "rollout": {**VLLM, "top_p": 0.9}},
             ["rollout.top_p with rollout.engine: vllm and a teacher"],

@@ -60,8 +60,10 @@ def test_a_run_with_new_queries_broken_off_is_the_unbroken_one(
 ) -> None:
     # With entropy no mini-batch is empty.
     keys = ("queries.refresh=own.py:rows", "actor.entropy_bonus=1e-3", *others)
-    train(made("unbroken", *keys))
+    unbroken = train(made("unbroken", *keys))
     steps = asked("unbroken")
+    seen = [line["curriculum/seen_fraction"] for line in unbroken.metrics if "curriculum/seen_fraction" in line]
+    assert seen[:2] == pytest.approx([4 / 22, 4 / 12][: len(seen)])  # of the queries that there are
     assert all("+" in prompt for prompt in steps[0]) and all("-" in prompt for own in steps[1:] for prompt in own)
     assert others or len(set.union(*steps[1:])) == 12  # each once, before any comes again
     broken_off(made("broken", *keys), SAMPLING, 3)

@@ -13,6 +13,7 @@ from gspo import loop
 from gspo.engine.server.api import CLAMPED, BadAnswerError, NoAnswerError, RefusedError, Request, bad_answers
 from gspo.engine.server.server import ask, new_client
 from gspo.errors import RunError, UserError
+from gspo.model.packing import TokenSequence
 from gspo.recipe.sections import TeacherConfig
 from gspo.types import Batch, Sample
 
@@ -53,29 +54,35 @@ def with_served_teacher(batch: Batch, teacher: TeacherConfig, *, temperature: fl
     if temperature != 1:
         what = f"a hook has set the temperature to {temperature:g}, and a server scores at 1"
         raise UserError(what, where=f"teacher.url: {teacher.url}", fix="leave it at 1, or give a teacher.path")
-    samples = [sample for sample in batch.samples if sample.reward is not None]
+    texts = {sample: _texts(sample) for sample in batch.samples if sample.reward is not None}
+    flat = [text for own in texts.values() for text in own]
     shared = {"model": teacher.model, "max_tokens": 1, "prompt_logprobs": 0}
-    bodies = [{**shared, "prompt": [*_prompt_of(sample), *sample.token_ids.tolist()]} for sample in samples]
+    bodies = [{**shared, "prompt": [*text.prompt_ids, *text.response_ids.tolist()]} for text in flat]
     try:
         answers = loop.run(_answers(teacher, [Request(path="/v1/completions", body=body) for body in bodies]))
-        rows = [_logprobs(sample, answer) for sample, answer in zip(samples, answers, strict=True)]
+        rows = iter([_logprobs(*pair) for pair in zip(flat, answers, strict=True)])
     except (NoAnswerError, RefusedError, BadAnswerError) as error:
         raise RunError(f"the teacher at {teacher.url}: {error}\n  fix: look after it, then resume") from None
-    pairs = zip(samples, rows, strict=True)
-    return batch.with_changed({sample: replace(sample, teacher_logprobs=row) for sample, row in pairs})
+    found = {sample: torch.cat([next(rows) for _ in own]) for sample, own in texts.items()}
+    return batch.with_changed({sample: replace(sample, teacher_logprobs=row) for sample, row in found.items()})
 
 
-def _prompt_of(sample: Sample) -> tuple[int, ...]:
-    return sample.query.teacher_ids or sample.query.prompt_ids
+def _texts(sample: Sample) -> list[TokenSequence]:
+    """What is to be scored: the response behind the teacher's prompt, or each of an agent's contexts."""
+    query, ids, mask, starts = sample.query, sample.token_ids, sample.loss_mask, sample.starts
+    prompt = query.teacher_ids or query.prompt_ids
+    return TokenSequence(prompt_ids=prompt, response_ids=ids, loss_mask=mask, starts=starts).parts
 
 
-def _logprobs(sample: Sample, answer: Any) -> Tensor:
+def _logprobs(text: TokenSequence, answer: Any) -> Tensor:
     """The log-likelihoods of the tokens that the policy wrote; BadAnswerError for others."""
     with bad_answers():
-        scored, first = answer["choices"][0]["prompt_logprobs"], len(_prompt_of(sample))
-        if len(scored) != first + len(sample.token_ids):
-            raise ValueError(f"{len(scored)} tokens are scored, of {first + len(sample.token_ids)}")
-        written = zip(scored[first:], sample.token_ids.tolist(), sample.loss_mask.tolist(), strict=True)
+        scored = answer["choices"][0]["prompt_logprobs"]
+        if len(scored) != text.num_tokens:
+            raise ValueError(f"{len(scored)} tokens are scored, of {text.num_tokens}")
+        assert text.loss_mask is not None  # of `_texts`
+        ids = text.response_ids.tolist()
+        written = zip(scored[-len(ids) :], ids, text.loss_mask.tolist(), strict=True)
         numbers = [float(entry[str(token)]["logprob"]) for entry, token, is_own in written if is_own]
         if not all(CLAMPED < number <= 1e-3 for number in numbers):  # NaN is not
             raise ValueError("a log-likelihood is not finite")

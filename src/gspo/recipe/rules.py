@@ -113,6 +113,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: queries.refresh and recipe.model.tokenizer == "fit",
         """evaluation.suites: a suite has one source: give it queries.path or queries.procedural
         """: any(suite.queries.sources for suite in recipe.evaluation.suites),
+        """evaluation.suites: a suite's questions stay as they are; leave out its queries.refresh
+        """: any(suite.queries.refresh for suite in recipe.evaluation.suites),
         """evaluation.suites: a suite's rows have no source, so its reward has no sources; leave them out
         """: any(reward.sources for suite in recipe.evaluation.suites for reward in suite.reward),
         f"""phases.reward_weights: {", ".join(sorted(weighed - functions))}: reward has no such function; there are:

@@ -52,7 +52,6 @@ class Progress:
     num_taken: Mapping[str, int] = field(default_factory=dict)  # queries of each of queries.sources
     rows: str = ""  # those of now, as text; empty: the ones that the run began with
     rows_since: int = 0  # the batches that were drawn before them
-    asked_for_rows: int = 0  # the step that queries.refresh was last asked for
     ahead: tuple[Drawn, ...] = ()  # what of them is for steps to come, in the order in which it will be taken
     skipped_in_a_row: int = 0  # updates
     seconds: float = 0.0  # that the run took up to here

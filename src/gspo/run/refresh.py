@@ -20,7 +20,7 @@ def refreshed(run: Run, progress: Progress) -> Progress:
     UserError where they cannot be used; the state is that of before.
     """
     step, before, refresh = progress.steps + 1, run.parts.rows, run.parts.refresh
-    if refresh is None or progress.asked_for_rows == step:
+    if refresh is None:
         return progress
     try:
         if rows := refresh.rows(step, before):
@@ -28,7 +28,6 @@ def refreshed(run: Run, progress: Progress) -> Progress:
             run.display.note(f"from step {step}: {len(rows.train)} queries, {num_new} of them new ({refresh.name})")
         elif refresh.call is None and not progress.rows:
             rows = from_text(to_text(before))  # the file may be another when the run is resumed
-        progress = replace(progress, asked_for_rows=step)
         return progress if rows is None else _with_rows(run, progress, rows)
     except UserError as error:
         what = f"the rows for step {step} cannot be used: {error.what}"
