@@ -291,7 +291,7 @@ def _resume(options: Namespace) -> int:
     if any(key.lstrip("+").startswith("output_dir=") for key in options.overrides):
         fix = "move the directory, then resume it under its new name"
         raise UserError("a run goes on in its own directory", where="output_dir", fix=fix)
-    recipe = load_recipe(directory / "recipe.yaml", [*options.overrides, _output_dir(directory)])
+    recipe = load_recipe(directory / "recipe.yaml", [*options.overrides, _output_dir(directory)], of_run=True)
     if not recipe.reward or not recipe.queries.has_data:
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)

@@ -225,7 +225,7 @@ def _safe(name: str) -> str:
 
 def sections_of_run(run: Path) -> dict[str, Any]:
     """The sections of a run's recipe that an evaluation of its newest model needs."""
-    recipe = load_recipe(run / "recipe.yaml").at_longest
+    recipe = load_recipe(run / "recipe.yaml", of_run=True).at_longest
     newest = None if (run / "model").is_dir() else Store(run / "checkpoints").newest()
     path = newest.path / "model" if newest else run / "model"
     if not path.is_dir():

@@ -72,7 +72,8 @@ class Turn:
     num_tokens: int  # with those that the chat template writes around results
     num_calls: int = 0  # of tools that the policy made in it
     num_errors: int = 0  # of them: what the policy wrote is no call, or the tool has raised an error
-    reward: float | None = None  # what the environment's method step gave for it
+    reward: float | None = None  # what the environment's method step gave for it, or the agent
+    number: int = 0  # of an agent's completions, whose contexts may interleave; 0: turns stand as they were written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +186,12 @@ class Sample:
         """The number of tokens and the reward of each turn that the policy wrote; a response without turns is one."""
         own = [(turn.num_tokens, turn.reward or 0.0) for turn in self.turns if turn.role == "assistant"]
         return own or [(self.num_written, 0.0)]
+
+    @property
+    def turns_in_time(self) -> list[int]:
+        """The places of the policy's turns in the order in which it wrote them."""
+        numbers = [turn.number for turn in self.turns if turn.role == "assistant"] or [0]
+        return sorted(range(len(numbers)), key=numbers.__getitem__)
 
     @property
     def engine_logprobs(self) -> Float[Tensor, "W"]:

@@ -306,7 +306,7 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
         ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
-        ({"actor": {"correction": "ignore"}}, "actor.correction: ignore is about stale responses"),
+        ({"actor": {"correction": "ignore"}}, "actor.correction: ignore has no effect: it is about stale"),
         ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
         ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
         (

@@ -358,18 +358,29 @@ def test_an_agent_may_give_each_completion_a_reward_by_its_id() -> None:
     sample = played(play, Policies("one", "two", "three"))
     written = [(turn.text, turn.reward) for turn in sample.turns if turn.role == "assistant"]
     assert written == [("two", 2.0), ("one", 0.25), ("three", -1.0)]
+    assert [written[place][0] for place in sample.turns_in_time] == ["one", "two", "three"]
     assert sample.environment_reward == 1.25 and sample.failure is None
 
 
-def test_a_reward_for_a_completion_that_is_not_the_agents_masks_the_response() -> None:
+@pytest.mark.parametrize("names", [("chatcmpl-1",), ()], ids=["none", "twice"])
+def test_a_reward_for_a_completion_that_is_not_the_agents_masks_the_response(names: tuple[str, ...]) -> None:
     async def play(client: Client, row: Mapping[str, Any]) -> dict[str, float]:
-        await client.ask(user("hi"))
-        return {"chatcmpl-1": 1.0}
+        own = (await client.post(messages=[user("hi")])).json()["id"]
+        return dict.fromkeys(names or (own, own.removeprefix("chatcmpl-")), 1.0)
 
     sample = played(play, Policies("one"))
     assert sample.failure is not None and sample.failure.kind == "invalid"
-    assert "'chatcmpl-1', which is the id of no completion" in sample.failure.message
+    assert "which is the id of no completion that has none yet" in sample.failure.message
     assert sample.environment_reward is None
+
+
+def test_an_agent_that_gives_no_completion_a_reward_leaves_it_to_others() -> None:
+    async def play(client: Client, row: Mapping[str, Any]) -> dict[str, float]:
+        await client.ask(user("hi"))
+        return {}
+
+    sample = played(play, Policies("one"))
+    assert sample.failure is None and sample.environment_reward is None
 
 
 def test_what_was_given_up_does_not_count() -> None:

@@ -143,6 +143,26 @@ def test_a_run_from_before_some_keys_goes_on() -> None:
     assert "resumed from" in said and not any(key in said for key in newer)
 
 
+def test_a_run_of_before_whose_stale_responses_counted_as_the_policys_goes_on_as_it_was() -> None:
+    train(recipe_of("steps=1", "rollout.max_staleness=1", "actor.correction=ignore"))
+    for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
+        path.write_text(path.read_text().replace("correction: ignore", "correction: none"))
+    reseal(newest())
+    assert load_recipe(RUN / "recipe.yaml", of_run=True).actor.correction == "ignore"
+    assert cli.main(["resume", str(RUN), "steps=2"]) == 0
+    assert load_recipe(RUN / "recipe.yaml").actor.correction == "ignore"
+
+
+@pytest.mark.parametrize("how", ["actor.correction=decoupled", "actor.old_logprobs=engine"])
+def test_a_run_may_go_on_with_stale_responses_once_it_says_how_they_count(how: str, refused: Any) -> None:
+    train(recipe_of("steps=1"))
+    assert "actor.correction was none, is ignore" in refused(recipe_of("actor.correction=ignore"))
+    said = train(recipe_of("steps=2", "rollout.max_staleness=1", how), resume=True)
+    for change in ("rollout.max_staleness was 0, is 1", f"{how.partition('=')[0]} was "):
+        assert f"NOT an exact resume: {change}" in said
+    assert len((RUN / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_schedule_that_more_steps_stretch_is_said() -> None:
     train(recipe_of("steps=1", "actor.optimizer.schedule=linear"))
     said = train(recipe_of("steps=2", "actor.optimizer.schedule=linear"), resume=True)

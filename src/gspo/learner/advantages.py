@@ -126,13 +126,17 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
 def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:
     """Return each turn of the policy compared with those of its group, with its advantage at each of its tokens."""
     turns = [torch.tensor(sample.written_turns, dtype=torch.float64).T for sample in batch.samples]
-    rewards = torch.cat([_turn_rewards(s, actor, own) for s, own in zip(batch.samples, turns, strict=True)])
+    orders = [torch.tensor(sample.turns_in_time) for sample in batch.samples]
+    rows = zip(batch.samples, turns, orders, strict=True)
+    rewards = torch.cat([_turn_rewards(sample, actor, own)[order] for sample, own, order in rows])
     lengths = torch.tensor([own.shape[1] for own in turns])
-    advantages = turn_advantages(rewards, lengths, group_ids, discount=actor.discount)
-    pieces = zip(batch.samples, turns, advantages.split(lengths.tolist()), strict=True)
-    return batch.with_changed(
-        {sample: _with_advantage(sample, piece.repeat_interleave(own[0].long())) for sample, own, piece in pieces}
-    )
+    advantages = turn_advantages(rewards, lengths, group_ids, discount=actor.discount).split(lengths.tolist())
+    by_token = [
+        piece[order.argsort()].repeat_interleave(own[0].long())
+        for own, order, piece in zip(turns, orders, advantages, strict=True)
+    ]
+    rows_of_tokens = zip(batch.samples, by_token, strict=True)
+    return batch.with_changed({sample: _with_advantage(sample, tokens) for sample, tokens in rows_of_tokens})
 
 
 def _with_optimal_baseline(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:

@@ -11,17 +11,19 @@ from pydantic import ValidationError
 from gspo.errors import UserError, files_beside
 from gspo.recipe.faults import described, shown
 from gspo.recipe.files import folders_of, located
+from gspo.recipe.published import as_it_was
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import listed_rewards
 from gspo.recipe.suites import suite_tree
 from gspo.recipe.yaml_text import Dumper, read_yaml
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_run: bool = False) -> Recipe:
     """Read a recipe file and apply `key.subkey=value` overrides; `key+=value` adds to a list. Values are YAML.
 
     Relative paths are looked up beside the recipe, then in the working directory; those of overrides the other way
-    round. Raises UserError where the file, a key or a value cannot be used.
+    round. `of_run`: a run has written the file, perhaps one of an earlier gspo. Raises UserError where the file, a key
+    or a value cannot be used.
     """
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         fix = '["steps=10", "actor.clip_low=1e-3"]'
@@ -38,6 +40,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     tree = read_yaml(text, where=str(path))
     folders, keys = folders_of(Path(path)), []
     tree = located(tree, folders)
+    if of_run:
+        tree = as_it_was(tree)
     for override in overrides if isinstance(tree, dict) else ():
         tree = overridden(tree, override, folders[::-1])
         keys.append(_split(override)[0].removesuffix("+"))

@@ -146,6 +146,16 @@ def when_stale(actor: Mapping[str, Any], max_staleness: Any) -> Mapping[str, Any
     return {**actor, "correction": "decoupled"} if is_open and max_staleness not in (None, 0) else actor
 
 
+def as_it_was(tree: Any) -> Any:
+    """A run's recipe in the words of today: before `ignore` there was `correction: none` for stale responses, too."""
+    actor, rollout = (tree.get(name) if isinstance(tree, dict) else None for name in ("actor", "rollout"))
+    if not isinstance(actor, dict) or not isinstance(rollout, dict) or actor.get("correction") != "none":
+        return tree
+    others = {name: value for name, value in actor.items() if name != "correction"}
+    is_stale = "correction" in when_stale(others, rollout.get("max_staleness"))
+    return {**tree, "actor": {**actor, "correction": "ignore"}} if is_stale else tree
+
+
 def as_published(actor: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of `actor`; those left out, or null, are as in the papers of the surrogate and the correction."""
     # What is neither is refused by the key itself.

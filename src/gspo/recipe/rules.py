@@ -261,12 +261,12 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: takes_tokens and surrogate == "gmpo",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
-        """rollout.max_staleness with actor.old_logprobs: recompute and actor.correction: none: the ratio is to the
-        policy that begins the step, which has sampled none of the responses; set old_logprobs: engine, correction:
+        """rollout.max_staleness with actor.old_logprobs: recompute and actor.correction: none takes responses for those
+        of the policy that begins the step, which has sampled none of them; set old_logprobs: engine, correction:
         decoupled (weighs by π_old/π_engine), or max_staleness: 0 (to have it so on purpose, correction: ignore)
         """: recipe.rollout.max_staleness and anchored and not published.weighs_by_engine,
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
-        """: correction != "none" and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
+        """: correction not in ("none", "ignore") and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
         f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
         """: correction not in ("none", "geometric_mask") and published.weighs_by_engine,
         f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
@@ -354,8 +354,9 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is one for training all weights; with model.lora take about 10
         times as much: 1e-5 for billions of parameters, 1e-4 for fewer
         """: recipe.model.lora and actor.optimizer.name == "adamw" and actor.optimizer.lr < 5e-6,
-        """actor.correction: ignore is about stale responses, which rollout.max_staleness: 0 has none of
-        """: actor.correction == "ignore" and not rollout.max_staleness,
+        """actor.correction: ignore has no effect: it is about stale responses (rollout.max_staleness), and about π_old
+        of the trainer (old_logprobs: recompute)
+        """: actor.correction == "ignore" and (not rollout.max_staleness or actor.old_logprobs == "engine"),
         """checkpoint.best, early_stop.metric or phases.when: evaluations are before and after training only; set
         evaluation.every
         """: _goes_by_evaluation(recipe) and not evaluation.every,

@@ -127,7 +127,8 @@ class Recording:
 
     def _add(self, piece: _Piece, context: Sequence[int], marked: str, sample: Sample, num_calls: int) -> None:
         """Append a context and the policy's turn behind it."""
-        said = Turn(role="assistant", text=sample.text, num_tokens=sample.num_tokens, num_calls=num_calls)
+        counts = {"num_tokens": sample.num_tokens, "num_calls": num_calls, "number": self._num_requests}
+        said = Turn(role="assistant", text=sample.text, **counts)
         piece.turns += [Turn(role="user", text=marked.replace(CUT, ""), num_tokens=len(context)), said]
         piece.read(context, marked)
         piece.write(sample, self._policy.tokenizer)
@@ -186,17 +187,17 @@ class Recording:
             environment_reward=reward,
         )
 
-    def _reward(self, given: float | Mapping[str, float]) -> float | Failure:
+    def _reward(self, given: float | Mapping[str, float]) -> float | Failure | None:
         """The response's reward: what the agent has given it, or its turns in all, each of which has its own then."""
         if not isinstance(given, Mapping):
             return given
         for name, reward in given.items():
-            if name[-_ID:] not in self._answers:
-                what = f"the agent gives a reward to {name[:60]!r}, which is the id of no completion that it has got"
+            if (answer := self._answers.pop(name[-_ID:], None)) is None:
+                what = f"the agent gives a reward to {name[:60]!r}, which is the id of no completion that has none yet"
                 return Failure(kind="invalid", message=what)
-            piece, place = self._answers[name[-_ID:]]
+            piece, place = answer
             piece.turns[place] = replace(piece.turns[place], reward=reward)
-        return fsum(given.values())
+        return fsum(given.values()) if given else None
 
 
 def _message(answer: Answer) -> dict[str, Any]:

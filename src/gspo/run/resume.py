@@ -259,7 +259,8 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
         # Where it lies was just named, and of an empty list there is nothing to be said.
         if change.effect == "none" and change.key not in ("output_dir", "name", "phases"):
             note(f"changed since: {change}")
-    before, longest = (each.at_longest.rollout.max_new_tokens for each in (load_recipe(saved / RECIPE), recipe))
+    then = load_recipe(saved / RECIPE, of_run=True)
+    before, longest = (each.at_longest.rollout.max_new_tokens for each in (then, recipe))
     if longest != before:  # by phases that have not begun
         note(f"NOT comparable: evaluations are of responses of up to {longest} tokens, and it was up to {before}")
     schedule = recipe.actor.optimizer.schedule
@@ -268,7 +269,7 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
 
 
 def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
-    then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
+    then = load_recipe(saved / RECIPE, of_run=True)  # a key that it does not have yet is as it is by default
     changes = recipe_changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
     # A step under way has begun, too; the phases after it may still be others.
     position = position_of(saved.name) if saved.parent.name == CHECKPOINTS else None
@@ -277,6 +278,9 @@ def _changes_since(saved: Path, recipe: Recipe) -> list[Change]:
     with suppress(OSError, ValueError):  # of a file that cannot be read more is said later
         by_condition = json.loads((saved / STATE).read_text(encoding="utf-8")).get("phases_begun", 0)
     num_begun = max(each.num_begun(step, by_condition) for each in (then, recipe))
+    if any(own.key == "rollout.max_staleness" and own.was == 0 for own in changes):  # what is stale counts from now on
+        how = re.compile(r"actor\.(old_logprobs|correction\w*)")
+        changes = [replace(own, effect="rounding") if how.fullmatch(own.key) else own for own in changes]
     to_come = re.compile(r"phases(\.(\d+)\..*)?")
     conditions = [phase.when.metric for phase in then.phases[num_begun:] if phase.when]
     if any(metric.startswith("evaluation/") for metric in conditions):  # which then come at other steps
