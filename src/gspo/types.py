@@ -140,6 +140,7 @@ class Sample:
     # Where in token_ids contexts of their own begin, each up to the first token that the policy wrote behind it; tokens
     # before the first of them follow the prompt. Empty: all do.
     starts: tuple[int, ...] = ()
+    num_taken: int | None = None  # of the tokens that rollout.max_new_tokens allows; None: what `num_limited` counts
     failure: Failure | None = None  # of a tool that gave no answer: the response has no reward
     environment_reward: float | None = None  # what its environment gave in the end, or for its turns in all
     # From the reward functions.
@@ -168,7 +169,9 @@ class Sample:
 
     @property
     def num_limited(self) -> int:
-        """The number of tokens that rollout.max_new_tokens limits: of several contexts those that the policy wrote."""
+        """The tokens that rollout.max_new_tokens limits: of an agent's contexts those that the policy wrote."""
+        if self.num_taken is not None:
+            return self.num_taken
         return self.num_written if self.starts else self.num_tokens
 
     @property

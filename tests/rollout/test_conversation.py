@@ -376,6 +376,15 @@ def test_branches_keep_the_limit_of_tokens(most: int) -> None:
     for ids, said in zip(made.asked, made.said, strict=True):
         assert len(ids) + len(said) - len(made.sample.query.prompt_ids) <= most
     assert made.sample.finish_reason == ("stop" if len(made.said) == 3 and made.said[2][-1] == made.end else "length")
+    assert made.sample.num_limited <= most
+    if made.said[-1][-1] != made.end:  # cut off in the middle of a turn: all that it may have is taken
+        assert made.sample.num_limited == most
+
+
+def test_a_branch_takes_as_much_of_the_limit_as_what_goes_on() -> None:
+    """The contexts that are read again are not as long here, and so add nothing; what is said does."""
+    branched, kept = OfTemplate("qwen3", THOUGHT), OfTemplate("qwen3", THOUGHT, history="append")
+    assert branched.sample.starts and branched.sample.num_limited == kept.sample.num_limited == kept.sample.num_tokens
 
 
 def test_an_environment_that_gives_no_answer_masks_the_response() -> None:

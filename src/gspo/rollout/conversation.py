@@ -117,6 +117,7 @@ class Conversation:
             finish_reason=reason,
             failure=failure,
             environment_reward=reward,
+            num_taken=response.num_taken if len(response.pieces) > 1 else None,
         )
 
     async def _begin(self, session: str, response: _Response) -> None:
@@ -175,15 +176,16 @@ class Conversation:
         last = written.ids[-1]
         context, marked = bridge.tokens(texts, last=last), bridge.marked(texts, last=last)
         response.said.append((written.turns[-1].text, texts))
-        response.num_tokens += len(context)
+        num_tokens = response.num_tokens + len(context)
         size, again = len(response.ids) + len(context), self._again(response)
         if again is not None:
             first, written = response.pieces[0], Written()
             before = [*prompt_ids, *first.ids[: first.mask.index(True)]]
             context, marked = bridge.written_again(before, again), again
             size = len(context)
-        if max(response.num_tokens, size - len(prompt_ids)) >= self._settings.max_new_tokens:
+        if max(num_tokens, size - len(prompt_ids)) >= self._settings.max_new_tokens:
             return "length", None
+        response.num_tokens = num_tokens
         if again is not None:
             response.pieces.append(written)
         written.read(context, marked)
