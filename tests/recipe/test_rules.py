@@ -163,6 +163,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             ["teacher.prompt with rollout.agent", "leave prompt out"],
         ),
         (
+            {"teacher": {"prompt": "{prompt} {answer}"}, "actor": TOKENS, "rollout": {"tools": ["a.py:add"]}},
+            ["teacher.prompt with rollout.history: branch", "set rollout.history: append"],
+        ),
+        (
             {"teacher": {"path": "t", "advantage_weight": 0}, "actor": TOKENS, "rollout": {"dynamic_sampling": True}},
             ["drops groups that the teacher would train on"],
         ),

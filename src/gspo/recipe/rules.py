@@ -157,6 +157,9 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         """teacher.prompt with rollout.agent or environment, which write a part of the prompt themselves: name another
         model in teacher.path, and leave prompt out
         """: teacher.prompt is not None and (rollout.agent or rollout.environment),
+        """teacher.prompt with rollout.history: branch: of the contexts that it begins, the teacher would read the
+        policy's prompt in place of its own; set rollout.history: append
+        """: teacher.prompt is not None and (rollout.tools or rollout.mcp) and rollout.history == "branch",
         """give one of teacher.path and teacher.url
         """: teacher.path and teacher.url,
         """teacher.url needs teacher.model, the name by which the server knows it
