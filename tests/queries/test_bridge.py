@@ -78,3 +78,16 @@ def test_it_tells_which_templates_write_an_earlier_turn_otherwise(tokenizer: Any
         found[name] = [bridge.rewrites(text) for text in ("x", "<think>\nhm\n</think>\n\nx")]
     # Its prompts begin thoughts, which earlier turns lack.
     assert found == {"chatml": [False, False], "qwen3": [False, True], "deepseek": [True, True]}
+
+
+def test_schemas_that_move_to_the_last_question_are_not_written_twice(tokenizer: Any) -> None:
+    """As Mistral v0.3 has them: the prompt that stays has them already, and nothing is written anew behind it."""
+    asks, users = '{%- if message["role"] == "user" %}', 'loop_messages | selectattr("role", "equalto", "user") | list'
+    tools = f'{{%- if tools and message == ({users})[-1] %}}{{{{ "TOOLS" }}}}{{%- endif %}}'
+    results = '{%- if message["role"] == "tool" %}{{ message["content"] }}{%- endif %}'
+    tokenizer.chat_template = PUBLISHED["mistral"].replace(asks, results + asks + tools)
+    turns = [("x", ["12"])]
+    schema = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {}}}
+    assert Bridge(tokenizer, QueriesConfig(), [schema]).again(turns) == "[/INST] x<eos>12"
+    assert Bridge(tokenizer, QueriesConfig(), as_user=True).again(turns) == "[/INST] x<eos>[INST] 12[/INST]"
+    assert Bridge(tokenizer, QueriesConfig(), [schema], as_user=True).again(turns) is None

@@ -94,12 +94,13 @@ class Bridge:
     @property
     def opened_text(self) -> str | None:
         """The text behind a prompt's last message, with which the policy's turn begins; None without a template."""
-        return self._template.behind_a_question(self._variables) if self._template else None
+        return self._template.around_a_question(self._variables)[1] if self._template else None
 
     def again(self, turns: Sequence[tuple[str, Sequence[str]]]) -> str | None:
         """The text behind a prompt's last message, as the template writes turns of the policy with what followed each.
 
-        It has marks, as that of `rendered`. None without a template, and where it refuses what the policy wrote.
+        It has marks, as that of `rendered`. None without a template, and where it refuses what the policy wrote or
+        moves what stands before the question, such as schemas of tools, to a later one: a prompt that is kept has it.
         """
         if self._template is None:
             return None
@@ -107,7 +108,8 @@ class Bridge:
         for turn, results in turns:
             messages += [{"role": "assistant", "content": turn}, *self._messages(results)]
         with suppress(UserError):
-            return self._template.prompt(messages, self._variables, where="")[0].partition(HOLE)[2]
+            before, _, behind = self._template.prompt(messages, self._variables, where="")[0].partition(HOLE)
+            return behind if before == self._template.around_a_question(self._variables)[0] else None
         return None
 
     def rewrites(self, turn: str) -> bool:

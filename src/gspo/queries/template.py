@@ -79,9 +79,10 @@ class ChatTemplate:
         remarks = _prove(_squeezed(text), [*(_squeezed(m["content"]) for m in earlier), ""], messages, where)
         return text + last["content"], [*remarks, _IS_BEGUN]
 
-    def behind_a_question(self, variables: Mapping[str, Any]) -> str:
-        """Return what it writes behind the last message of a prompt."""
-        return self._write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)[2]
+    def around_a_question(self, variables: Mapping[str, Any]) -> tuple[str, str]:
+        """Return what it writes before and behind a prompt's only message."""
+        before, _, behind = self._write([{"role": "user", "content": HOLE}], variables, "").rpartition(HOLE)
+        return before, behind
 
     def between(
         self, num_results: int, variables: Mapping[str, Any], roles: Sequence[str] = ("tool", "user")
