@@ -130,6 +130,13 @@ def test_keys_that_change_nothing_that_is_learned_may_change_and_are_said() -> N
     assert "changed since" not in train(recipe_of(*changes), resume=True)
 
 
+def test_a_run_whose_turns_were_kept_as_sampled_can_have_them_so_further() -> None:
+    """Before `history` held for tools, their recipes had its default, which they did not follow."""
+    train(recipe_of("steps=1"))
+    said = train(recipe_of("steps=2", "rollout.history=append"), resume=True)
+    assert "NOT an exact resume: rollout.history was branch, is append" in said
+
+
 def test_a_run_from_before_some_keys_goes_on() -> None:
     train(recipe_of("steps=1"))
     newer = ("trust_remote_code: ", "discount: ", "minirl_cap: ", "epochs: ", "refresh_weight: ", "frozen: ")

@@ -63,9 +63,10 @@ _SAFE = re.compile(
     r"|teacher\.(url|key_variable)|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
-# How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
+# How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be, and what becomes of
+# earlier turns: another run from here.
 _ROUNDING = re.compile(
-    r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|engine|(embedded|vllm|sglang)\..*)"
+    r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|history|engine|(embedded|vllm|sglang)\..*)"
     r"|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
 )
 
