@@ -322,7 +322,12 @@ RUNS = {  # together, every part that logs numbers of its own
     ],
     "value model, KL in the loss, a reward that logs": [
         *("actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty", "reward=LOGS:right"),
-        *("rollout.tools=[calculator]", "teacher.prompt='{prompt} {answer}'", "actor.observation_loss=0.1"),
+        *(
+            "rollout.tools=[calculator]",
+            "rollout.history=append",
+            "teacher.prompt='{prompt} {answer}'",
+            "actor.observation_loss=0.1",
+        ),
         "queries.procedural=null",
         f"queries.sources={{sums: {{procedural: {{{SUMS}}}}}}}",
     ],
