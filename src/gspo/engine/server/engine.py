@@ -95,6 +95,8 @@ class ServerEngine:
         experts = self._experts if sampling.record_experts else None
         versions, base = fleet.versions(since), fleet.base
         request = SampleRequest(prompts=prompts, sampling=sampling, versions=versions, base=base, experts=experts)
+        if fleet.adapters and not server.adapters.get(request.label):  # it would refuse, which ends the run
+            raise LostError(f"{server.name} has been looked after, and does not have the adapter {request.label}")
         work = server.ask(server.api.sample(request), seconds=self._request_seconds)
         with fleet.adapters.needed(request.label) if fleet.adapters else nullcontext():
             answer = await server.unless_it_hangs(work)

@@ -46,7 +46,7 @@ class Server:
     gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
     has_had_policy: bool = False  # since it was made ready: until then, only weights that are not the policy's
     num_recoveries: int = 0  # times that a problem has been mended
-    adapters: set[str] = field(default_factory=set)  # the labels of those that it was given
+    adapters: dict[str, bool] = field(default_factory=dict)  # whether it has taken those that it was given, by label
     _num_users: int = 0  # that wait for completions
     _watch: asyncio.Task[None] | None = None
 

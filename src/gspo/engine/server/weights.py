@@ -118,8 +118,9 @@ class Adapters:
             assert isinstance(server.api, VllmApi)  # no other takes them
             if label in server.adapters:  # it has failed since, or when it was given it
                 await self._unload(server, label)
-            server.adapters.add(label)
+            server.adapters[label] = False
             await server.ask(server.api.load(label, self._kept[label][1]), seconds=PUBLISH_SECONDS)
+            server.adapters[label] = True
 
         yield hand_over
 
@@ -142,7 +143,7 @@ class Adapters:
     async def _unload(self, server: Server, label: str) -> None:
         assert isinstance(server.api, VllmApi)
         if label in server.adapters:
-            server.adapters.discard(label)
+            del server.adapters[label]
             with suppress(NoAnswerError, RefusedError):  # it is seen elsewhere if it is lost
                 await server.ask(server.api.unload(label))
 
