@@ -22,6 +22,7 @@ from gspo.cli import main
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.errors import RunError, UserError, writable
+from gspo.evaluate import evaluation_recipe
 from gspo.evaluation.rating import rate, read_contests
 from gspo.model.policy import Policy
 from gspo.run.console import Display
@@ -284,3 +285,11 @@ def test_a_verifier_whose_code_has_changed_does_not_go_on(place: Path) -> None:
     sys.modules.pop("judge", None)
     with pytest.raises(UserError, match="other code of the reward function is_even"):
         evaluated()
+
+
+def test_an_adapter_is_merged_for_an_evaluation_though_its_run_handed_it_over_alone(place: Path) -> None:
+    (place / "run" / "model").mkdir(parents=True)
+    recipe = {"name": "run", "steps": 1, "queries": {"path": "rows.jsonl"}, "reward": [{"function": "math"}]}
+    recipe |= {"model": {"path": "x", "lora": {}}, "rollout": {"engine": "vllm", "vllm": {"adapters": True}}}
+    (place / "run" / "recipe.yaml").write_text(json.dumps(recipe))
+    assert evaluation_recipe("run", ["even.yaml"]).rollout.vllm.adapters is None

@@ -236,4 +236,5 @@ def sections_of_run(run: Path) -> dict[str, Any]:
         kept.add("kwargs")
     model = recipe.model.model_dump(mode="json", include=kept)
     rollout = recipe.rollout.model_dump(mode="json", exclude=_OF_TRAINING)
+    del rollout["vllm"]["adapters"]  # of a model that was trained with one; here it is merged
     return {"model": {**model, "path": str(path)}, "rollout": rollout}

@@ -19,7 +19,7 @@ from gspo.engine.embedded.decoding import Means
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion
-from gspo.engine.make import _lora_options
+from gspo.engine.make import _lora_options, check_engine
 from gspo.engine.server.probe import Probe
 from gspo.errors import UserError
 from gspo.merge import merge
@@ -37,7 +37,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, response_likelihood
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.load import load_recipe
-from gspo.recipe.sections import LoraConfig, ModelConfig, ServerConfig
+from gspo.recipe.sections import LoraConfig, ModelConfig, VllmConfig
 
 pytestmark = needs("peft")
 ROOT = Path(__file__).parents[2]
@@ -332,17 +332,52 @@ def test_engines_get_the_tensors_of_the_merged_model(family: str, adapted: Adapt
         ("qwen3", {}, {"urls": ("http://127.0.0.1:8000",)}, None),
         ("qwen3", {}, {"weights": "nccl"}, None),
         ("qwen3", {}, {"adapters": False}, None),
-        ("qwen3", {}, {"adapters": None}, None),  # on a CPU
     ],
     ids=str,
 )
 def test_vllm_gets_the_adapter_alone_where_it_can(
     family: str, settings: dict[str, Any], vllm: dict[str, Any], rank: int | None, adapted: Adapted
 ) -> None:
-    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.max_staleness=2", "actor.old_logprobs=engine"])
-    rollout = recipe.rollout.model_copy(update={"vllm": ServerConfig(**{"adapters": True, **vllm})})
-    found = _lora_options(recipe.model_copy(update={"rollout": rollout}), adapted(family, **settings))
+    found = lora_options(adapted(family, **settings), "cuda", vllm)
     assert found == ({"enable_lora": True, "max_lora_rank": rank, "max_loras": 4} if rank else {})
+
+
+def lora_options(policy: Policy, device: str, vllm: dict[str, Any]) -> dict[str, Any]:
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.max_staleness=2", "actor.old_logprobs=engine"])
+    rollout = recipe.rollout.model_copy(update={"vllm": VllmConfig(**vllm)})
+    on_device: Any = SimpleNamespace(model=policy.model, device=torch.device(device))
+    return _lora_options(recipe.model_copy(update={"rollout": rollout}), on_device)
+
+
+def test_on_a_cpu_vllm_gets_the_adapter_alone_where_the_recipe_says_so(adapted: Adapted) -> None:
+    assert lora_options(adapted("qwen3"), "cpu", {}) == {}
+    assert lora_options(adapted("qwen3", rank=4), "cpu", {"adapters": True})["max_lora_rank"] == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("qwen3", {"rank": 513}, "a rank of 512 at most, and this is 513"),
+        ("gpt2", {}, "for linear layers alone, and others have one"),
+        ("qwen3_moe", {"targets": ("q_proj",)}, "none for a mixture of experts"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_vllm_cannot_take_is_refused_before_a_run_starts_where_the_recipe_wants_it_alone(
+    family: str, settings: dict[str, Any], words: str, adapted: Adapted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, cpu = adapted(family, **settings), torch.device("cpu")
+    message = rf"rollout\.vllm\.adapters: true: .*{words}\n  fix: leave it out"
+    with pytest.raises(UserError, match=message):
+        lora_options(policy, "cpu", {"adapters": True})
+    monkeypatch.setattr("gspo.engine.make.check_settings", lambda *_, **__: None)  # no interpreter has vLLM here
+    model = ModelConfig(path="somewhere", lora=LoraConfig(**settings))
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm"]).model_copy(update={"model": model})
+    rollout = recipe.rollout.model_copy(update={"vllm": VllmConfig(adapters=True)})
+    with pytest.raises(UserError, match=message):
+        check_engine(
+            recipe.model_copy(update={"rollout": rollout}), policy.model.config, device=cpu, longest_sequence=9
+        )
 
 
 def test_engines_get_weights_of_4_bits_in_whole_numbers(adapted: Adapted, monkeypatch: Any) -> None:

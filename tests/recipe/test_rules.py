@@ -20,6 +20,7 @@ SOUND: dict[str, Any] = {
     "reward": [{"function": "math"}],
 }
 VLLM, SGLANG = {"engine": "vllm"}, {"engine": "sglang"}
+ADAPTERS, ADAPTED = {**VLLM, "vllm": {"adapters": True}}, {"path": "x", "lora": {}}
 BY_FUNCTION, TOKENS = {"reward_aggregation": "normalize_then_sum"}, {"importance_sampling_level": "sequence_token"}
 
 
@@ -129,6 +130,17 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ),
         ({"rollout": {**SGLANG, "min_p": 0.1}}, ["before min_p", "set engine: vllm"]),
         ({"rollout": {**SGLANG, "sglang": {"weights": "nccl"}}}, ["SGLang's own code", "set memory or files"]),
+        ({"rollout": ADAPTERS}, ["rollout.vllm.adapters: true without model.lora", "leave adapters out"]),
+        ({"rollout": ADAPTERS, "model": {"path": "x", "lora": {"dora": True}}}, ["adapters: true", "lora.dora"]),
+        (
+            {"rollout": {**VLLM, "vllm": {"adapters": True, "weights": "nccl"}}, "model": ADAPTED},
+            ["adapters: true with weights: nccl, which hands over whole"],
+        ),
+        (
+            {"rollout": {**VLLM, "vllm": {"adapters": True, "urls": ["http://a:1"]}}, "model": ADAPTED},
+            ["adapters: true with urls"],
+        ),
+        ({"rollout": {**SGLANG, "sglang": {"adapters": True}}, "model": ADAPTED}, ["rollout.sglang.adapters"]),
         ({"rollout": {**VLLM, "min_p": 0.1, "top_k": 5}}, ["vLLM applies min_p first"]),
         ({"rollout": {**VLLM, "temperature": 0.001}}, ["vllm takes 0.01 for anything below"]),
         ({"rollout": {**VLLM, "vllm": {"weights": "files"}}}, ["needs weights_dir"]),

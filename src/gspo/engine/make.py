@@ -22,7 +22,8 @@ from gspo.engine.server.sglang import SglangApi
 from gspo.engine.server.vllm import GPU_TRANSFERS, RANKS, VllmApi
 from gspo.engine.server.vllm import REFUSED_OPTIONS as VLLM_REFUSED
 from gspo.errors import UserError
-from gspo.model.lora import plain_rank
+from gspo.model.load import empty_model
+from gspo.model.lora import add_lora, plain_rank
 from gspo.model.policy import Policy, load_policy
 from gspo.model.routing import routers_in
 from gspo.recipe.schema import Recipe
@@ -44,9 +45,9 @@ def engine_summary(recipe: Recipe) -> str:
     return f"{name}: {', '.join(server.urls) or started}; it is proven to have the weights when the run starts"
 
 
-def check_engine(recipe: Recipe, *, device: torch.device, longest_sequence: int) -> None:
+def check_engine(recipe: Recipe, config: Any, *, device: torch.device, longest_sequence: int) -> None:
     """Raise UserError where the recipe's engine cannot be used, or would compute something else; start nothing."""
-    name = recipe.rollout.engine
+    name, lora = recipe.rollout.engine, recipe.model.lora
     if name == "embedded":
         return
     settings: ServerConfig = getattr(recipe.rollout, name)
@@ -54,6 +55,10 @@ def check_engine(recipe: Recipe, *, device: torch.device, longest_sequence: int)
     check_transfer(name, settings, device, on_cluster=recipe.cluster.engines > 0)
     if recipe.actor.routing_replay == "engine":
         check_experts(name, device)
+    if name == "vllm" and recipe.rollout.vllm.adapters and lora is not None:
+        empty = empty_model(recipe.model, config)
+        add_lora(empty, lora, is_sharded=False)
+        _reserved_rank(empty, must=True)
 
 
 def check_settings(name: str, settings: ServerConfig, *, longest: int) -> None:
@@ -178,14 +183,29 @@ def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **o
 
 def _lora_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
     """What a vLLM server is started with to get the policy's adapter alone; empty where it cannot, or shall not."""
-    settings, needed = recipe.rollout.vllm, plain_rank(policy.model)
-    rank = next((rank for rank in RANKS if needed and rank >= needed), None)
+    settings = recipe.rollout.vllm
     is_wanted = policy.device.type != "cpu" if settings.adapters is None else settings.adapters
     is_ours = not settings.urls and settings.weights not in GPU_TRANSFERS
-    if not (is_wanted and is_ours and rank) or routers_in(policy.model):
+    rank = _reserved_rank(policy.model, must=bool(settings.adapters)) if is_wanted and is_ours else None
+    if rank is None:
         return {}
     # One that is new, beside each that a response under way may have begun with.
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2 + recipe.rollout.max_staleness}
+
+
+def _reserved_rank(model: Any, *, must: bool) -> int | None:
+    """The rank that a vLLM server reserves for the model's adapter; None, or UserError, where it cannot take that."""
+    needed, most = plain_rank(model), RANKS[-1]
+    problems = {
+        "vLLM 0.32 takes none for a mixture of experts": routers_in(model),
+        "vLLM takes it for linear layers alone, and others have one": needed is None,
+        f"vLLM takes a rank of {most} at most, and this is {needed}": needed and needed > most,
+    }
+    problem = next((text for text, is_so in problems.items() if is_so), None)
+    if problem and must:
+        what, fix = f"the adapter has to be merged here: {problem}", "leave it out, or set false"
+        raise UserError(what, where="rollout.vllm.adapters: true", fix=fix)
+    return None if problem else next(rank for rank in RANKS if needed and rank >= needed)
 
 
 def _hosts(recipe: Recipe, settings: ServerConfig, threads: int | None) -> list[Host]:

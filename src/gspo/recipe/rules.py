@@ -180,7 +180,13 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
             "cluster.engines places servers, and rollout.engine is embedded; set vllm, or cluster.engines: 0": engines,
         }
     server: ServerConfig = getattr(rollout, name)
-    shaping = ", ".join(rollout.shaping)
+    shaping, lora = ", ".join(rollout.shaping), recipe.model.lora
+    merging = {
+        "without model.lora, whose adapter it is about": lora is None,
+        "with model.lora.dora, which vLLM has no adapters for": lora is not None and lora.dora,
+        "with urls: a server has to be started for adapters, which the run does with its own": server.urls,
+        f"with weights: {server.weights}, which hands over whole weights alone": server.weights in ("ipc", "nccl"),
+    }
     return {
         f"""rollout.{shaping} with rollout.engine: {name}: a server says how likely a token was in what it drew from,
         not in the whole distribution, which is what actor.old_logprobs: engine takes; set old_logprobs: recompute
@@ -195,6 +201,10 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         """: shaping and name == "sglang",
         f"""rollout.sglang.weights: {server.weights} would need SGLang's own code in the trainer; set memory or files
         """: name == "sglang" and server.weights in ("ipc", "nccl"),
+        **{
+            f"rollout.vllm.adapters: true {why}; leave adapters out": is_so and name == "vllm" and rollout.vllm.adapters
+            for why, is_so in merging.items()
+        },
         """rollout.min_p with top_p or top_k: vLLM applies min_p first, gspo last, which gives other distributions
         """: rollout.min_p and (rollout.top_p < 1 or rollout.top_k),
         f"""rollout.temperature {rollout.temperature:g}: {name} takes 0.01 for anything below; set at least that

@@ -295,7 +295,7 @@ class QueriesConfig(SourceConfig):
 
 
 class ServerConfig(Section):
-    """An engine that is a server: its keys are the same whatever `rollout.engine` names."""
+    """An engine that is a server: these keys are the same whatever `rollout.engine` names."""
 
     python: PathText | None = key(None, "The interpreter that has the server, such as `.venv-vllm/bin/python`.")
     urls: tuple[Url, ...] = key((), "Servers that run already; by default the run starts its own, and ends it.")
@@ -305,12 +305,16 @@ class ServerConfig(Section):
         "memory", "How the policy's weights get to the server: see [engines](../engines.md#weights)."
     )
     weights_dir: PathText | None = key(None, "For `weights: files`: a directory that trainer and servers see.")
-    adapters: bool | None = key(
-        None, "vLLM gets `model.lora` as an adapter, not merged ([when](../engines.md#adapters)); `null`: on a GPU."
-    )
     options: Options = key({}, "Further options of the server, such as `{gpu_memory_utilization: 0.5}`.")
     start_seconds: PositiveFloat = key(600.0, "The limit in seconds for a server to get ready.")
     request_seconds: PositiveFloat = key(3600.0, "The limit in seconds for a group's responses.")
+
+
+class VllmConfig(ServerConfig):
+    adapters: bool | None = key(
+        None,
+        "It gets `model.lora` as an adapter, not merged; `null`: on a GPU, [where it can](../engines.md#adapters).",
+    )
 
 
 AtPublish = Literal["none", "wait", "recompute", "keep"]
@@ -321,8 +325,8 @@ class RolloutConfig(Section):
         "embedded",
         "What samples: `embedded`, in the trainer's process, or servers, `vllm` or `sglang` ([which](../engines.md)).",
     )
-    vllm: ServerConfig = key(ServerConfig(), "The keys of `rollout.engine: vllm`.")
-    sglang: ServerConfig = key(ServerConfig(), "The same keys, of `rollout.engine: sglang`.")
+    vllm: VllmConfig = key(VllmConfig(), "The keys of `rollout.engine: vllm`.")
+    sglang: ServerConfig = key(ServerConfig(), "The same keys but `adapters`, of `rollout.engine: sglang`.")
     queries_per_step: Positive = key(64, "Queries in one step.")
     group_size: NumResponses = key(8, "Responses to each query (G), at least 2; with a value model at least 1.")
     max_new_tokens: Positive = key(1024, "A response is cut off after this number of tokens.")

@@ -177,7 +177,7 @@ def _check_sequences(
         check_server(recipe.teacher, tokenizer, longest=max(trained, teachers_longest))
     lengths = {"shortest": shortest, "longest": longest, "trained": trained, "teachers_longest": teachers_longest}
     check_lengths(recipe, config, **lengths)
-    check_engine(recipe, device=device_of(recipe.model.device), longest_sequence=longest)
+    check_engine(recipe, config, device=device_of(recipe.model.device), longest_sequence=longest)
 
 
 def _try_functions(

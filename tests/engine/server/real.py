@@ -18,7 +18,7 @@ from gspo.engine.server.server import new_client, start_server
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
-from gspo.recipe.sections import ServerConfig
+from gspo.recipe.sections import VllmConfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of servers too: they share the cores with each other and the tests
 
@@ -53,7 +53,7 @@ class RunningServer:
 @contextmanager
 def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     """Start a server for policies of this shape; in the end nothing is left of it."""
-    settings = ServerConfig(python=vllm_python())
+    settings = VllmConfig(python=vllm_python())
     lora = LORA if policy.routing is None else {}
     api = VllmApi(settings, max_rows=64, returns_experts=False, at_publish="recompute", lora=lora)  # for any run
     policy.model.config.architectures = [type(policy.model).__name__]
@@ -75,7 +75,7 @@ def engine_of(
 ) -> ServerEngine:
     """An engine, started or found; keywords are keys of rollout.vllm, and `keys` others of a recipe."""
     recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm", *keys])
-    settings = ServerConfig(**vllm) if "python" in vllm else ServerConfig(python=vllm_python(), **vllm)
+    settings = VllmConfig(**vllm) if "python" in vllm else VllmConfig(python=vllm_python(), **vllm)
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": settings})})
     longest = longest_prompt + recipe.rollout.max_new_tokens
     engine = make_engine(recipe, policy, directory=directory, longest_sequence=longest)

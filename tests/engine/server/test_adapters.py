@@ -35,8 +35,11 @@ class Adapted:
         self._engine = ServerEngine(cast("Fleet", fleet), request_seconds=5)
 
     def hand_over(self) -> None:
+        loop.run(self._hand_over())
+
+    async def _hand_over(self) -> None:
         with self._adapters.ready(LABEL) as hand_over:
-            loop.run(hand_over(self.server, LABEL))
+            await hand_over(self.server, LABEL)
 
     def ask(self) -> object:
         return loop.run(self._ask())
