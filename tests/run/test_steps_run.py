@@ -97,7 +97,9 @@ def test_a_template_that_rewrites_turns_gives_them_contexts_of_their_own(history
     for line in lines:
         sizes = [turn[2] for turn in line["turns"]]
         assert {*line.get("starts", ())} <= {sum(sizes[:place]) for place in range(1, len(sizes))}
-        assert ("starts" in line) == (history == "branch" and any("!" in turn[1] for turn in line["turns"][1:-1:2]))
+        earlier = "".join(turn[1] for turn in line["turns"][1:-1:2])
+        if "\ufffd" not in earlier:  # parts of characters, which a template cannot write as they were sampled
+            assert ("starts" in line) == (history == "branch" and "!" in earlier)
     assert any("starts" in line for line in lines) == (history == "branch")
 
 
