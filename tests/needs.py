@@ -22,7 +22,8 @@ MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 def needs(*parts: str) -> pytest.MarkDecorator:
     """Mark a test, a class or (as `pytestmark`) a file that is skipped where a part is missing: `@needs("sandbox")`.
 
-    A part is "sandbox", "vllm" (a server), "smollm2" (a real model), "root", "glibc", a name of PROGRAMS or a module.
+    A part is "sandbox", "vllm" (a server), "smollm2" (a real model), "root", "glibc",
+    "waits", a name of PROGRAMS or a module.
     """
     return pytest.mark.needs(*parts)
 
@@ -46,6 +47,8 @@ def missing(part: str) -> str:
         return missing("g++") if has_one else "no vLLM: `make vllm`"  # which compiles when it starts
     if part == "smollm2":
         return "" if (MODEL / "config.json").exists() else "no real language model: `make smollm2`"
+    if part == "waits":  # which the pretended GPU counts, and a real one does not
+        return "no waits are counted on a real GPU" if os.environ.get("GSPO_TESTS_ON_GPU") == "1" else ""
     if part == "root":
         return "" if os.geteuid() == 0 else "only root can do this"
     if part in PROGRAMS:

@@ -21,7 +21,7 @@ from tests.small_model import save_small_model
 
 IS_REAL = os.environ.get("GSPO_TESTS_ON_GPU") == "1"  # benchmarks/gpu.py sets it
 pytestmark = needs("g++")
-counted = pytest.mark.skipif(IS_REAL, reason="waits are counted on the pretended GPU")
+counted = needs("waits")
 
 ROOT = Path(__file__).parents[1]
 TINY, CALCULATOR = ROOT / "tests/tiny.yaml", ROOT / "recipes/calculator.yaml"

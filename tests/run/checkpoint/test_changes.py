@@ -29,6 +29,7 @@ SAFE = {
     "hook_errors",
     "trainer.timeout_seconds",
     *("cluster.engines", "cluster.gpus_per_engine", "cluster.cpus_per_engine"),
+    *("teacher.url", "teacher.key_variable"),
     "report.trackers",
     "report.project",
     "report.rollouts",
@@ -41,7 +42,8 @@ SAFE = {
 }
 ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
 ROUNDING |= {f"rollout.{name}" for name in ("max_staleness", "too_old", "in_turn", "interrupt", "old_cache")}
-ROUNDING |= {"model.attn_implementation", "rollout.engine", "trainer.sharding"}
+ROUNDING |= {"model.attn_implementation", "rollout.engine", "trainer.sharding", "rollout.history"}
+ROUNDING |= {"rollout.vllm.adapters"}
 for server in ("rollout.vllm", "rollout.sglang"):
     SAFE |= {f"{server}.{name}" for name in ("python", "urls", "devices", "weights", "weights_dir")}
     SAFE |= {f"{server}.start_seconds", f"{server}.request_seconds"}
