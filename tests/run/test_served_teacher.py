@@ -74,10 +74,7 @@ class TeacherServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TeacherServer]:
-    async def at_once(_: float) -> None:
-        pass
-
-    monkeypatch.setattr(served_teacher.asyncio, "sleep", at_once)
+    monkeypatch.setattr(served_teacher, "WAIT_SECONDS", 0.0)
     torch.manual_seed(1)
     save_small_model(Path("teacher"), initializer_range=0.3)  # far from the student
     taught()  # saves that one

@@ -18,6 +18,7 @@ from gspo.recipe.sections import TeacherConfig
 from gspo.types import Batch, Sample
 
 _TRIES, _MOST_AT_ONCE, _SECONDS = 4, 32, 600.0
+WAIT_SECONDS = 1.0  # before the second try; twice as long before each further one
 
 
 def check_server(teacher: TeacherConfig, tokenizer: Any, *, longest: int) -> None:
@@ -100,7 +101,7 @@ async def _answers(teacher: TeacherConfig, requests: Sequence[Request]) -> list[
                     try:
                         return await ask(client, str(teacher.url), request, key=key, seconds=_SECONDS)
                     except NoAnswerError:
-                        await asyncio.sleep(2.0**number)
+                        await asyncio.sleep(WAIT_SECONDS * 2.0**number)
                 return await ask(client, str(teacher.url), request, key=key, seconds=_SECONDS)
 
         return await loop.all_of([answer(request) for request in requests])
