@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.needs import needs
 
 import gspo
 from gspo import cli
@@ -76,6 +77,16 @@ def test_weights_masters_moments_and_gradient_are_those_that_an_optimiser_holds(
     }
     parts = computed(model={"path": "m", "dtype": str(dtype).removeprefix("torch.")})["in the update"]
     assert {name: parts.get(name, 0) for name in held} == held
+
+
+@needs("peft")
+def test_qlora_keeps_linear_layers_but_the_head_in_4_bits() -> None:
+    whole, quantised = (
+        computed(GPU, model={"path": "m", "lora": {"quantize": kind}})["in the update"] for kind in ("none", "nf4")
+    )
+    linear = 3 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 160)  # q, k, v and o, and the three of the MLP
+    assert whole["weights"] - quantised["weights"] == pytest.approx((2 - 4.127 / 8) * linear)
+    assert {part: size for part, size in whole.items() if quantised[part] != size}.keys() == {"weights"}
 
 
 def test_a_gpu_has_bfloat16_unless_the_recipe_says_otherwise_and_a_cpu_float32() -> None:

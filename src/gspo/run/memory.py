@@ -26,6 +26,7 @@ from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
 _MOMENTS = {"SGD": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
+_NF4 = 4.127 / 8  # bytes of a weight, with its share of the quantised constants (QLoRA, arXiv 2305.14314, §3)
 _MOST_MODELS = 4
 _models: dict[str, tuple[Any, int]] = {}  # without memory for their weights
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
@@ -168,7 +169,7 @@ def _by_parameters(
     trunk = _count(model.base_model) if has_critic else 0
     has_reference = bool(actor.kl.coefficient) and not (recipe.model.lora and actor.kl.reference is None)
     held = {
-        "weights": kept * size,
+        "weights": kept * size - (kept - _NF4) * _quantised(recipe, model),
         "masters": masters * trained,
         "moments": _moments(recipe, model),
         "value model": (kept * size + (masters + 8) * trunk) * has_critic,
@@ -183,6 +184,18 @@ def _by_parameters(
         "gradient's copy": 4 * trained * actor.gradient_noise / shards,
     }
     return held, update, copied / shards
+
+
+def _quantised(recipe: Recipe, model: Any) -> int:
+    """The number of weights that QLoRA keeps in 4 bits: those of linear layers but the head's and an adapter's."""
+    if recipe.model.lora is None or recipe.model.lora.quantize == "none":
+        return 0
+    linear, head = (
+        (module for module in model.modules() if isinstance(module, nn.Linear)),
+        model.get_output_embeddings(),
+    )
+    adapter = {*map(id, adapter_of(model).values())}
+    return sum(own.weight.numel() for own in linear if own is not head and id(own.weight) not in adapter)
 
 
 def _moments(recipe: Recipe, model: Any) -> float:
