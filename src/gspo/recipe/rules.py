@@ -256,11 +256,9 @@ def _refused_phases(recipe: RecipeKeys) -> dict[str, object]:
 def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     actor, per_token, name = recipe.actor, _per_token(recipe), "actor.reward_aggregation: normalize_then_sum"
     by_function = actor.reward_aggregation == "normalize_then_sum"
-    surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
-    low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
-    anchored = actor.old_logprobs == "recompute" and correction == "none"
+    surrogate, level, kl = actor.surrogate, actor.importance_sampling_level, actor.kl
+    published = PUBLISHED[surrogate]
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
-    drops_tokens = correction in ("mis", "icepop", "kpop") and actor.correction_level == "token"
     kl_in_reward = kl.coefficient and kl.place == "reward"
     tunes_range, penalises = actor.clip_fraction is not None, recipe.rollout.overlong == "penalty"
     return {
@@ -274,28 +272,12 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: takes_tokens and surrogate == "gmpo",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
-        """rollout.max_staleness with actor.old_logprobs: recompute and actor.correction: none takes responses for those
-        of the policy that begins the step, which has sampled none of them; set old_logprobs: engine, correction:
-        decoupled (weighs by π_old/π_engine), or max_staleness: 0 (to have it so on purpose, correction: ignore)
-        """: recipe.rollout.max_staleness and anchored and not published.weighs_by_engine,
-        f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
-        """: correction not in ("none", "ignore") and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
-        f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
-        """: correction not in ("none", "geometric_mask") and published.weighs_by_engine,
-        f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
-        """: actor.correction_level not in CORRECTIONS[correction].levels,
-        f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
-        set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
-        """: drops_tokens and (level == "sequence" or surrogate == "gmpo"),
-        """actor.correction: kpop has one bound, correction_high, in nats; leave out actor.correction_low
-        """: correction == "kpop" and low is not None,
+        **_refused_corrections(recipe),
         """actor.advantage: max_rl divides by the mean reward, which a penalty for length, a KL or a weight below 0 may
         make negative; set rollout.overlong: mask or keep, kl.place: loss, no such weight, or advantage: group_mean
         """: actor.advantage == "max_rl" and (penalises or kl_in_reward or any(r.weight < 0 for r in recipe.reward)),
         """actor.advantage: optimal_token_baseline is of undiscounted rewards; set actor.discount: 1
         """: actor.advantage == "optimal_token_baseline" and actor.discount != 1,
-        f"""actor.correction_low {low} must be below correction_high {high}
-        """: correction != "none" and low is not None and high is not None and low >= high,
         f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
         """: tunes_range and not published.bounds_ratio,
         """actor.clip_fraction follows the ratio of the sequence; at level token each token has its own: set another
@@ -318,6 +300,33 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
     }
 
 
+def _refused_corrections(recipe: RecipeKeys) -> dict[str, object]:
+    """The rules on how responses of another policy, or of the engine, are weighed."""
+    actor, level, published = recipe.actor, recipe.actor.importance_sampling_level, PUBLISHED[recipe.actor.surrogate]
+    surrogate, correction, low, high = actor.surrogate, actor.correction, actor.correction_low, actor.correction_high
+    anchored = actor.old_logprobs == "recompute" and correction == "none"
+    drops_tokens = correction in ("mis", "icepop", "kpop") and actor.correction_level == "token"
+    return {
+        """rollout.max_staleness with actor.old_logprobs: recompute and actor.correction: none takes responses for those
+        of the policy that begins the step, which has sampled none of them; set old_logprobs: engine, correction:
+        decoupled (weighs by π_old/π_engine), or max_staleness: 0 (to have it so on purpose, correction: ignore)
+        """: recipe.rollout.max_staleness and anchored and not published.weighs_by_engine,
+        f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
+        """: correction not in ("none", "ignore") and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
+        f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
+        """: correction not in ("none", "geometric_mask") and published.weighs_by_engine,
+        f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
+        """: actor.correction_level not in CORRECTIONS[correction].levels,
+        f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
+        set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
+        """: drops_tokens and (level == "sequence" or surrogate == "gmpo"),
+        """actor.correction: kpop has one bound, correction_high, in nats; leave out actor.correction_low
+        """: correction == "kpop" and low is not None,
+        f"""actor.correction_low {low} must be below correction_high {high}
+        """: correction != "none" and low is not None and high is not None and low >= high,
+    }
+
+
 def _noted(recipe: RecipeKeys) -> dict[str, object]:
     rollout, actor, kl, evaluation = recipe.rollout, recipe.actor, recipe.actor.kl, recipe.evaluation
     level, updates, published = actor.importance_sampling_level, actor.updates_per_step, PUBLISHED[actor.surrogate]
@@ -327,7 +336,7 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
     written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
     last_phase = max((phase.from_step or 0 for phase in recipe.phases), default=0)
     longest_hold = max((phase.when.steps for phase in recipe.phases if phase.when), default=0)
-    warmup, attention = actor.optimizer.warmup_steps, recipe.model.attn_implementation
+    optimizer, norm, attention = actor.optimizer, actor.length_norm, recipe.model.attn_implementation
     return {
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
         experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
@@ -341,10 +350,10 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: level == "sequence_token" and not _per_token(recipe),
         """actor.length_norm: turns is mean where each response has one turn: it needs rollout.tools, mcp, environment
         or agent
-        """: actor.length_norm == "turns" and not rollout.has_turns,
-        f"""actor.turn_credit: return_to_go with length_norm: {actor.length_norm}, which weighs a turn by the
-        others that a response has: the gradient has no bias with length_norm: constant or none
-        """: rollout.has_turns and actor.turn_credit == "return_to_go" and actor.length_norm in ("own", "turns"),
+        """: norm == "turns" and not rollout.has_turns,
+        f"""actor.turn_credit: return_to_go with length_norm: {norm}, which weighs a turn by the others that a
+        response has: the gradient has no bias with length_norm: constant or none
+        """: rollout.has_turns and actor.turn_credit == "return_to_go" and norm in ("own", "turns"),
         f"""actor.clip_fraction is out of reach: {updates} mini-batches clip about {most_clipped:.2g} at most
         """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
         f"""actor.clip_low/high {written} is far from {usually}, which null takes and {actor.surrogate} was published
@@ -352,21 +361,20 @@ def _noted(recipe: RecipeKeys) -> dict[str, object]:
         """: is_far and actor.clip_fraction is None and published.form not in ("sapo", "reinforce"),
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
-        f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them the terms of KL, entropy and
-        observations, which are means, are weaker by the length of the response over the divisor of length_norm:
-        {actor.length_norm}
-        """: actor.length_norm != "own" and (actor.entropy_bonus or actor.observation_loss or actor.kl_in_loss),
+        f"""actor.length_norm: {norm} sums a response's tokens: beside them the terms of KL, entropy and observations,
+        which are means, are weaker by the length of the response over the divisor of length_norm: {norm}
+        """: norm != "own" and (actor.entropy_bonus or actor.observation_loss or actor.kl_in_loss),
         f"""phases: the last begins at step {last_phase}, and the run ends after step {recipe.steps}
         """: last_phase > recipe.steps,
         f"""phases: a condition is to hold for {longest_hold} steps, and the run has {recipe.steps}
         """: longest_hold >= recipe.steps,
-        f"""actor.optimizer.warmup_steps {warmup} is not over within the {all_updates} optimiser steps
-        """: all_updates <= warmup,
-        f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
-        """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
-        f"""actor.optimizer.lr {actor.optimizer.lr:g} is one for training all weights; with model.lora take about 10
+        f"""actor.optimizer.warmup_steps {optimizer.warmup_steps} is not over within the {all_updates} optimiser steps
+        """: all_updates <= optimizer.warmup_steps,
+        f"""actor.optimizer.lr {optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
+        """: optimizer.name == "adamw" and optimizer.lr > 0.1,
+        f"""actor.optimizer.lr {optimizer.lr:g} is one for training all weights; with model.lora take about 10
         times as much: 1e-5 for billions of parameters, 1e-4 for fewer
-        """: recipe.model.lora and actor.optimizer.name == "adamw" and actor.optimizer.lr < 5e-6,
+        """: recipe.model.lora and optimizer.name == "adamw" and optimizer.lr < 5e-6,
         """actor.correction: ignore has no effect: it is about stale responses (rollout.max_staleness), and about π_old
         of the trainer (old_logprobs: recompute)
         """: actor.correction == "ignore" and (not rollout.max_staleness or actor.old_logprobs == "engine"),

@@ -54,7 +54,6 @@ class Fleet:
     ) -> None:
         """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
         self._api, self._hosts, self._probe, self._settings = api, hosts, probe, settings
-        self._dtype, self._max_length = dtype, max_length
         # Makes the weights, scrambled ones if wanted, ready to be handed over.
         self._weights: Callable[..., AbstractContextManager[HandOver]]
         self._weights = partial(by_files, policy, settings.weights_dir)
@@ -200,11 +199,11 @@ class Fleet:
         The weights that they get first are no policy's. Without that, a server that keeps what it has would pass for
         one that takes what it gets for as long as the policy has changed little.
         """
-        longest, limit = self._max_length, seconds or self._settings.start_seconds
+        longest, limit = self._options["max_length"], seconds or self._settings.start_seconds
         loop.run(loop.all_of([own.wait_until_ready(limit, max_length=longest) for own in servers]))
         for server in servers:
-            if (dtype := server.about["engine dtype"]) != self._dtype:
-                what = f"it computes in {dtype}, and gspo expects {self._dtype}"
+            if (dtype := server.about["engine dtype"]) != (expected := self._options["dtype"]):
+                what = f"it computes in {dtype}, and gspo expects {expected}"
                 raise UserError(what, where=server.name, fix=f"set rollout.{self._api.name}.dtype={dtype}")
         if len(versions := {server.about["engine version"] for server in self.servers if server.about}) > 1:
             what = f"servers of {self._api.name} {' and '.join(sorted(versions))}, which would sample other numbers"
