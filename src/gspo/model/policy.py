@@ -182,7 +182,7 @@ class Likelihood:
     router_logits: tuple[Float[Tensor, "N E"], ...]  # layer by layer, if the caller asked for them
 
     def at(self, rows: Int[Tensor, "M"]) -> "Likelihood":
-        """Those of some of the tokens; experts stay those of whole sequences."""
+        """Return those of some tokens alone; experts stay those of whole sequences."""
         packed: dict[str, Any] = {name: take(getattr(self, name), rows) for name in ("logprobs", "entropy", "hidden")}
         return replace(self, **packed, router_logits=tuple(take(logits, rows) for logits in self.router_logits))
 
@@ -282,12 +282,10 @@ def load_policy(
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
         for name, value in {"vocab_size": len(tokenizer), **special}.items():
             setattr(config, name, recipe.architecture.get(name, value))
-    if recipe.lora is not None:  # whose own weights are loaded by `load_models`
-        weights = None
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
-    read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
-    if options := quantization(recipe.lora, device, dtype, is_sharded=sharding is not None):
-        read = partial(read, quantization=options)
+    options = quantization(recipe.lora, device, dtype, is_sharded=sharding is not None)
+    weights = weights if recipe.lora is None else None  # an adapter's own are loaded by `load_models`
+    read = partial(load_model, recipe, config, weights=weights, dtype=dtype, sharding=sharding, quantization=options)
     model = (sharding.on_all(read) if sharding else read()).to(device).eval()
     use_onednn(model)
     # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.

@@ -1,7 +1,8 @@
 """Everything a run or an evaluation needs, loaded and checked before the first token is sampled."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,7 @@ from gspo.queries.bridge import PLAIN
 from gspo.queries.demonstrations import Demonstration, load_demonstrations
 from gspo.queries.refresh import Refresh
 from gspo.queries.row import Row
-from gspo.queries.source import (
-    QuerySet,
-    RowSet,
-    load_rows,
-    query_notes,
-    render_rows,
-    taught,
-    texts_of,
-)
+from gspo.queries.source import QuerySet, RowSet, load_rows, query_notes, taught, texts_of
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import REPLACED_FILE, QueriesConfig
@@ -45,7 +38,7 @@ from gspo.rollout.tools import Tools
 from gspo.run.checkpoint.store import COLD_START, Checkpoint, finished_cold_start
 from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows, kept_rows
-from gspo.run.tools import agent_notes, fit_tools, open_set, positions_for_rows, try_environment, with_open_ends
+from gspo.run.tools import agent_notes, fit_tools, open_set, positions_for_rows, rendered, try_environment
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
@@ -113,38 +106,26 @@ def load_inputs(
     hooks = load_hooks(recipe.hooks, given.on_step)
     refresh = Refresh(recipe) if recipe.queries.refresh and trains else None
     recipe, functions = load_rewards(recipe, given.reward, output=output) if trains else (recipe, ())
-    say("reading what to evaluate on")
-    set_rows: Sequence[SetRows] = read_sets(recipe, given.evaluation)
-    rows, pairs = _read_rows(recipe, given, set_rows, saved, say) if trains else (RowSet(train=(), held_out=()), [])
+    set_rows, rows, pairs = _read_rows(recipe, given, saved, say, trains=trains)
     functions = fit_to_rows(functions, [*rows.train, *rows.held_out])
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     model = read_model(recipe, _fitting_texts(recipe, rows, set_rows, pairs))
     config, tokenizer = model.config, model.tokenizer
     longest_recipe, set_rows, tools = fit_tools(recipe.at_longest, rows, set_rows, pairs, tokenizer, output=output)
-    length_key, max_positions = recipe.length_key, positions_for_rows(recipe.rollout, model.max_positions)
-
-    def render(rows: RowSet) -> QuerySet:
-        options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
-        made = render_rows(rows, tokenizer, recipe=longest_recipe, **options)
-        return QuerySet(train=with_open_ends(made.train, tools), held_out=with_open_ends(made.held_out, tools))
-
+    max_positions = positions_for_rows(recipe.rollout, model.max_positions)
+    limits: dict[str, Any] = {"max_positions": max_positions, "length_key": recipe.length_key}
+    render = partial(rendered, longest_recipe, tokenizer, tools, limits)
     queries = render(rows)
     notes = [*model.notes, *check_training(recipe, config, num_ranks=num_ranks)]
     notes += [*query_notes(rows, queries, longest_recipe, tokenizer), *sampling_notes(recipe, tokenizer, config)]
     notes += agent_notes(tools, tokenizer)
     say("starting and trying the reward functions")
-    if trains:
-        try_environment(tools, queries.train[0])
-    options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key, "output": output}
-    sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, **options)
+    try_environment(tools, queries.train)
+    sets = make_sets(longest_recipe, set_rows, queries.held_out, functions, tokenizer, output=output, **limits)
     sets = tuple(each if each.queries is queries.held_out else open_set(each, tools) for each in sets)
-    longest = longest_sequence(longest_recipe, queries, sets)
-    _check_sequences(recipe, config, tokenizer, queries, sets, longest=longest)
+    _check_sequences(recipe, config, tokenizer, queries, sets)
     probed, own_notes = _try_functions(recipe, functions, queries, sets, tokenizer, trains=trains)
-    notes += [*set_notes(sets, set_rows), *own_notes]
-    if trains:
-        of_sources = [evaluation_notes(recipe, len(rows.held_out), own) for own in probed.values()]
-        notes += [*dict.fromkeys(note for own in of_sources for note in own), *_setting_notes(recipe)]
+    notes += [*set_notes(sets, set_rows), *own_notes, *(_training_notes(recipe, rows, probed) if trains else ())]
     return Inputs(
         functions=functions,
         hooks=hooks,
@@ -165,14 +146,14 @@ def load_inputs(
 
 
 def _check_sequences(
-    recipe: Recipe, config: Any, tokenizer: Any, queries: QuerySet, sets: Sequence[EvaluationSet], *, longest: int
+    recipe: Recipe, config: Any, tokenizer: Any, queries: QuerySet, sets: Sequence[EvaluationSet]
 ) -> None:
-    """Raise UserError where the model or the engine does not take sequences of these lengths."""
+    """Raise UserError where the model, the engine or the teacher's server does not take sequences of these lengths."""
     asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
     shortest = min(len(query.prompt_ids) for query in asked)
     taught = [len(query.teacher_ids) for query in queries.train if query.teacher_ids]
     teachers_longest = max(taught) + recipe.at_longest.rollout.max_new_tokens if taught else 0
-    trained = longest_sequence(recipe.at_longest, queries, ())
+    longest, trained = (longest_sequence(recipe.at_longest, queries, own) for own in (sets, ()))
     if recipe.teacher.url is not None:
         check_server(recipe.teacher, tokenizer, longest=max(trained, teachers_longest))
     lengths = {"shortest": shortest, "longest": longest, "trained": trained, "teachers_longest": teachers_longest}
@@ -208,8 +189,11 @@ def _try_functions(
     return probed, [note for asked, judges in judged for note in own_answer_notes(asked, judges, tokenizer, **options)]
 
 
-def _setting_notes(recipe: Recipe) -> list[str]:
-    """Return what is odd about settings, and what becomes odd in a phase."""
+def _training_notes(recipe: Recipe, rows: RowSet, probed: Mapping[str, Sequence[tuple[str, Score]]]) -> Iterator[str]:
+    """Yield what is odd about the held-out rows and about settings, and what becomes odd in a phase."""
+    yield from dict.fromkeys(
+        note for own in probed.values() for note in evaluation_notes(recipe, len(rows.held_out), own)
+    )
     notes, recipes = ineffective_settings(recipe), (recipe, *recipe.recipes_of_phases)
     unused = [name for name in recipe.queries.sources if not any(own.queries.shares[name] for own in recipes)]
     if unused:
@@ -217,23 +201,28 @@ def _setting_notes(recipe: Recipe) -> list[str]:
     for index, now in enumerate(recipe.recipes_of_phases):
         said = ineffective_settings(now)
         notes += [f"in phases.{index}: {sentence}" for sentence in said if sentence not in notes]
-    return notes
+    yield from notes
 
 
 def _read_rows(
     recipe: Recipe,
     given: FromPython,
-    set_rows: Sequence[SetRows],
     saved: Checkpoint | None,
     say: Callable[[str], object],
-) -> tuple[RowSet, Sequence[tuple[Row, Demonstration]]]:
-    """Return rows and demonstrations, which must be those of the run that is resumed."""
+    *,
+    trains: bool,
+) -> tuple[Sequence[SetRows], RowSet, Sequence[tuple[Row, Demonstration]]]:
+    """Return rows of sets, own rows and demonstrations, which must be those of the run that is resumed."""
+    say("reading what to evaluate on")
+    set_rows = read_sets(recipe, given.evaluation)
+    if not trains:
+        return set_rows, RowSet(train=(), held_out=()), []
     say(f"reading {recipe.queries.path or 'the queries'}")
     refresh = recipe.queries.refresh
     _check_watched(recipe, [each.name for each in set_rows])
     if saved is not None and (kept := kept_rows(saved)):
         check_rows(saved, recipe, kept, (), set_rows)
-        return kept, []
+        return set_rows, kept, []
     num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
     rows = load_rows(recipe, given.queries, num_streamed=num_streamed)
     own = {"queries.sampler: difficulty": recipe.queries.sampler == "difficulty", "queries.refresh": refresh}
@@ -247,7 +236,7 @@ def _read_rows(
     pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs, set_rows)
-    return rows, pairs
+    return set_rows, rows, pairs
 
 
 def _check_watched(recipe: Recipe, sets: Sequence[str]) -> None:

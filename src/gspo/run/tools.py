@@ -1,6 +1,6 @@
 """The prompts of a run with tools: rendered with their schemas and, for an environment, open at their end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from gspo.evaluation.sets import SetRows
 from gspo.queries.demonstrations import Demonstration
 from gspo.queries.render import NO_TOOLS
 from gspo.queries.row import Row
-from gspo.queries.source import RowSet
+from gspo.queries.source import QuerySet, RowSet, render_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
 from gspo.reward.tools import load_tools
@@ -72,6 +72,12 @@ def _check_roles(pairs: Pairs, speaker: str) -> None:
             raise UserError(what, where=f"cold start, row {row.id}", fix=fix)
 
 
+def rendered(recipe: Recipe, tokenizer: Any, tools: Tools | None, limits: Mapping[str, Any], rows: RowSet) -> QuerySet:
+    """Return both sets of rows as the model reads them within limits of `render_rows`; for tools with open ends."""
+    made = render_rows(rows, tokenizer, recipe=recipe, **limits)
+    return QuerySet(train=with_open_ends(made.train, tools), held_out=with_open_ends(made.held_out, tools))
+
+
 def with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query, ...]:
     """The queries of an environment, whose prompts end within the last message: it may say more in it."""
     if tools is None or tools.environment is None or not (end := tuple(tools.bridge.opened)):
@@ -83,16 +89,16 @@ def with_open_ends(queries: Sequence[Query], tools: Tools | None) -> tuple[Query
     return tuple(replace(query, prompt_ids=query.prompt_ids[: -len(end)]) for query in queries)
 
 
-def try_environment(tools: Tools | None, query: Query) -> None:
-    """Make an instance and reset it with a row: UserError where it cannot begin."""
+def try_environment(tools: Tools | None, queries: Sequence[Query]) -> None:
+    """Make an instance and reset it with the first row, if any: UserError where it cannot begin."""
 
     async def try_out(tools: Tools) -> None:
         try:
-            await tools.begin("trial", query)
+            await tools.begin("trial", queries[0])
         finally:
             await tools.end("trial")
 
-    if tools is not None and tools.environment is not None:
+    if queries and tools is not None and tools.environment is not None:
         loop.run(try_out(tools))
 
 
