@@ -30,18 +30,19 @@ OBJECTIVE, TRIAL = "objectives", "critic"
 def all_jobs() -> Iterator[Job]:
     """Both parts, seed by seed: interrupted, what there is compares."""
     for arm in CRITIC_TRIALS:
-        yield _job(TRIAL, arm, CRITIC_SEED, DEFAULT, TRIAL_RUN)
+        yield job_of(TRIAL, arm, CRITIC_SEED, DEFAULT, TRIAL_RUN)
     for seed in SEEDS:
         for arm in (*OBJECTIVES, *UNBOUND):
-            yield _job(OBJECTIVE, arm, seed, DEFAULT, OBJECTIVE_RUN)
+            yield job_of(OBJECTIVE, arm, seed, DEFAULT, OBJECTIVE_RUN)
     for seed in SEEDS:
         for length in (*LENGTHS, *CUTS[:-1]):
             for arm in RANGES:
                 run = {**LENGTH_RUN, **length.overrides}
-                yield _job(length.name, arm, seed, length.start, run)
+                yield job_of(length.name, arm, seed, length.start, run)
 
 
-def _job(experiment: str, arm: Arm, seed: int, start: Start, run: Overrides) -> Job:
+def job_of(experiment: str, arm: Arm, seed: int, start: Start, run: Overrides) -> Job:
+    """The run of an arm, from a start's model."""
     return Job(
         base=BASE,
         experiment=experiment,

@@ -4,13 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from studies.harness.jobs import Job, Overrides
-from studies.objectives.arms import COLD, DEFAULT, SEQUENCE_CLIP, Arm, Start
-from studies.objectives.jobs import BASE
+from studies.objectives.arms import DEFAULT, SEQUENCE_CLIP, Arm, Start
+from studies.objectives.jobs import job_of
 
 RESULTS = Path(__file__).with_name("results")
 SEEDS = (1, 2, 3, 4, 5)
 STEPS, EVERY = 32, 16
-QUERIES = {"rollout.queries_per_step": 16, "queries.procedural.size": 128}  # each comes four times in order
+RUN: Overrides = {
+    **SEQUENCE_CLIP,
+    "rollout.queries_per_step": 16,
+    "queries.procedural.size": 128,  # each comes four times in order
+    "steps": STEPS,
+    "evaluation.every": EVERY,
+    "evaluation.num_queries": 256,
+}
 MIXED = Start(
     name="mixed",
     cold={"queries.procedural.max_terms": 6, "cold_start.steps": 500},  # what is longer is new to the runs
@@ -37,15 +44,5 @@ def all_jobs() -> Iterator[Job]:
     """Seed by seed: interrupted, what there is compares."""
     for seed in SEEDS:
         for start in TASKS.values():
-            run: Overrides = {**start.task, **SEQUENCE_CLIP, **QUERIES, "seed": seed, "steps": STEPS}
-            evaluation: Overrides = {"evaluation.every": EVERY, "evaluation.num_queries": 256}
             for arm in ARMS:
-                yield Job(
-                    base=BASE,
-                    experiment=start.name,
-                    arm=arm,
-                    seed=seed,
-                    start=start,
-                    overrides={**run, **evaluation, **arm.overrides},
-                    cold_overrides={**COLD, **start.task, **start.cold},
-                )
+                yield job_of(start.name, arm, seed, start, RUN)
