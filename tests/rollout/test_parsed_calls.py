@@ -18,7 +18,7 @@ from gspo.recipe.sections import QueriesConfig, RolloutConfig
 from gspo.rollout.conversation import Conversation
 from gspo.rollout.dialects import Request, answer_of, spoken
 from gspo.rollout.tools import Result, Tool, Tools
-from gspo.types import Sample
+from gspo.types import Query, Sample
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 WHOLE = {"type": "function", "function": "{content}"}
@@ -137,12 +137,9 @@ class Policies:
         return Completion(token_ids=tokens, logprobs=-tokens.float(), **given)
 
 
-@pytest.mark.parametrize(("family", "broken"), [("inline", False), ("hermes", True)])
-def test_a_conversation_makes_them(family: str, broken: bool) -> None:
-    """Those of the turn, and none of an earlier one again."""
-    template, opened, said = SAID[family]
-    tokenizer = tokenizer_of(template)
-    said = said.replace("}" if broken else "\0", "")
+def conversed(query: Query, policies: Policies) -> Sample:
+    """A response with a tool that adds."""
+    tokenizer = policies.tokenizer
 
     async def add(session: str, arguments: Any) -> Result:
         return Result(text=str(arguments["a"] + arguments["b"]))
@@ -154,10 +151,19 @@ def test_a_conversation_makes_them(family: str, broken: bool) -> None:
         close=lambda: None,
     )
     policy = object.__new__(Policy)
-    vars(policy).update(tokenizer=tokenizer, stop_ids=(tokenizer.convert_tokens_to_ids("<|im_end|>"),))
+    vars(policy).update(tokenizer=tokenizer, stop_ids=(tokenizer.convert_tokens_to_ids(policies.end),))
+    return loop.run(Conversation(policy, RolloutConfig(max_new_tokens=400), tools)(query, policies))
+
+
+@pytest.mark.parametrize(("family", "broken"), [("inline", False), ("hermes", True)])
+def test_a_conversation_makes_them(family: str, broken: bool) -> None:
+    """Those of the turn, and none of an earlier one again."""
+    template, opened, said = SAID[family]
+    tokenizer = tokenizer_of(template)
+    said = said.replace("}" if broken else "\0", "")
+
     query = query_of(tokenizer(f"q{opened}")["input_ids"])
-    policies = Policies(tokenizer, said, "five")
-    sample = loop.run(Conversation(policy, RolloutConfig(max_new_tokens=400), tools)(query, policies))
+    sample = conversed(query, Policies(tokenizer, said, "five"))
     assert sample.turns[1].text == ("error: the call cannot be read" if broken else "5") and sample.answer == "five"
     assert (sample.turns[0].num_calls, sample.turns[0].num_errors) == (1, int(broken))
 
@@ -167,21 +173,9 @@ def test_a_turn_that_the_prompt_has_begun_is_no_other_than_was_sampled() -> None
     tokenizer = tokenizer_of(None)
     tokenizer.chat_template = PUBLISHED["deepseek"]
 
-    async def add(session: str, arguments: Any) -> Result:
-        return Result(text="5")
-
-    tools = Tools(
-        by_name={"add": Tool(name="add", schema=ADD, call=add)},
-        bridge=Bridge(tokenizer, QueriesConfig()),
-        functions=(),
-        close=lambda: None,
-    )
-    policy = object.__new__(Policy)
-    vars(policy).update(tokenizer=tokenizer, stop_ids=(tokenizer.convert_tokens_to_ids("<|end|>"),))
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is"}]
     (query,) = render_all([Row(id="q", prompt=messages, columns={})], tokenizer, queries=QueriesConfig())
-    policies = Policies(tokenizer, SAID["hermes"][2], "five", end="<|end|>")
-    sample = loop.run(Conversation(policy, RolloutConfig(max_new_tokens=400), tools)(query, policies))
+    sample = conversed(query, Policies(tokenizer, SAID["hermes"][2], "five", end="<|end|>"))
     assert sample.answer == "five" and sample.starts == ()
 
 
