@@ -182,7 +182,7 @@ def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **o
 
 
 def _lora_options(recipe: Recipe, policy: Policy) -> dict[str, Any]:
-    """What a vLLM server is started with to get the policy's adapter alone; empty where it cannot, or shall not."""
+    """Return the options of a vLLM server that gets the adapter alone; none where it cannot take it, or shall not."""
     settings = recipe.rollout.vllm
     is_wanted = policy.device.type != "cpu" if settings.adapters is None else settings.adapters
     is_ours = not settings.urls and settings.weights not in GPU_TRANSFERS

@@ -260,20 +260,12 @@ def _merged(layer: Any) -> Any:
     if hasattr(getattr(base, "weight", None), "quant_state"):
         own = _whole(base.weight)
         weight = own.float() + layer.get_delta_weight(_NAME)
-        return nn.ModuleDict({"base_layer": _Plain(weight.to(own.dtype), base.bias)})
+        return nn.ModuleDict({"base_layer": nn.ParameterDict({"weight": weight.to(own.dtype), "bias": base.bias})})
     dtype = next(tensor for name, tensor in layer.named_parameters() if "lora_" not in name).dtype
     copy = deepcopy(layer).float()
     for module in reversed([module for module in copy.modules() if _is_adapted(module)]):
         module.merge()
     return copy.to(dtype)
-
-
-class _Plain(nn.Module):
-    """What a linear layer has, such as one of 4 bits in whole numbers."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(weight, requires_grad=False), bias
 
 
 def _whole(tensor: Tensor) -> Tensor:

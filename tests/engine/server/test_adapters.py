@@ -28,7 +28,7 @@ class Adapted:
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False, lora={"enable_lora": True})
         self.server = Server(name="vLLM", api=api, client=client, url="http://server", key="")
-        self._adapters = Adapters(cast("Any", None), None)
+        self._adapters = Adapters(cast("Any", None), api, None)
         self._adapters._kept[LABEL] = cast("Any", (None, Path("adapter")))
         names = {"servers": [self.server], "version": 1, "proven_version": 1, "base": "base"}
         fleet = SimpleNamespace(**names, adapters=self._adapters, versions=lambda since: {f"a-{since}": since})

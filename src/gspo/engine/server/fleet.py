@@ -60,10 +60,10 @@ class Fleet:
         if settings.weights in GPU_TRANSFERS:
             self._weights = Transfer(policy, settings.weights).ready
         applies = isinstance(api, VllmApi) and api.lora
-        self.adapters = Adapters(policy, settings.weights_dir) if applies else None  # else one is merged
+        self.adapters = Adapters(policy, api, settings.weights_dir) if applies else None  # else one is merged
         # What is beneath an adapter is proven by itself, but where merging the adapter may round its part away.
         self._model, is_exact = policy.model, policy.dtype == torch.float32
-        self._beneath = without_effect(policy.model) if applies or is_exact else None
+        self._beneath = without_effect(policy.model) if self.adapters or is_exact else None
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._labels: dict[int, str] = {}  # by version
         self._times = count(2)  # that a version is published

@@ -124,7 +124,7 @@ class Probe:
         return replace(gap, parts=self._parts(gaps, trainer, sequences)) if gap.mean > gap.tolerance else gap
 
     def _parts(self, gaps: Tensor, trainer: Tensor, sequences: Sequence[TokenSequence]) -> dict[str, float]:
-        """How much of the adapter shows by kind of layer, such as q_proj: of those that differ, where some do not."""
+        """Return how much of the adapter shows in each kind of layer that differs, such as q_proj; {} where all do."""
         own, base = adapter_of(self._policy.model), without_effect(self._policy.model) or {}
         names: dict[str, list[str]] = {}
         for name in own:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gspo.engine.server.api import NoAnswerError, RefusedError
-from gspo.engine.server.server import Server
+from gspo.engine.server.server import Server, ServerApi
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.lora import WEIGHTS, save_adapter_config
 from gspo.model.policy import Policy
@@ -99,8 +99,9 @@ class Adapters:
     A server goes on with the version that a request names, and may read its files again until it is unloaded.
     """
 
-    def __init__(self, policy: Policy, directory: str | None) -> None:
-        self._policy, self._directory = policy, directory
+    def __init__(self, policy: Policy, api: ServerApi, directory: str | None) -> None:
+        assert isinstance(api, VllmApi)  # no other takes them
+        self._policy, self._api, self._directory = policy, api, directory
         self._kept: dict[str, tuple[ExitStack, Path]] = {}
         self._users: Counter[str] = Counter()  # how many requests under way need each
 
@@ -115,11 +116,10 @@ class Adapters:
                 self._kept[label] = files.pop_all(), folder
 
         async def hand_over(server: Server, label: str) -> None:
-            assert isinstance(server.api, VllmApi)  # no other takes them
             if label in server.adapters:  # it has failed since, or when it was given it
                 await self._unload(server, label)
             server.adapters[label] = False
-            await server.ask(server.api.load(label, self._kept[label][1]), seconds=PUBLISH_SECONDS)
+            await server.ask(self._api.load(label, self._kept[label][1]), seconds=PUBLISH_SECONDS)
             server.adapters[label] = True
 
         yield hand_over
@@ -141,11 +141,10 @@ class Adapters:
             self._kept.pop(old)[0].close()
 
     async def _unload(self, server: Server, label: str) -> None:
-        assert isinstance(server.api, VllmApi)
         if label in server.adapters:
             del server.adapters[label]
             with suppress(NoAnswerError, RefusedError):  # it is seen elsewhere if it is lost
-                await server.ask(server.api.unload(label))
+                await server.ask(self._api.unload(label))
 
     def close(self) -> None:
         """Remove all files."""
