@@ -182,8 +182,8 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
             run.display.note(f"from step {step}: {changes_of(phase)}")
         with clock.stage("total"):
             if progress.batch is None:
-                if run.parts.refresh is not None:
-                    progress = run.safe_point(refreshed(run, progress))
+                if (refresh := run.parts.refresh) is not None:
+                    progress = run.safe_point(refreshed(run, refresh, progress))
                 progress = run.safe_point(collect(run, now, progress))
             if not progress.reports:
                 assert progress.batch is not None

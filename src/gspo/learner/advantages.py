@@ -1,6 +1,6 @@
 """From scores to advantages, and who takes part in the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -91,8 +91,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     group_ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.samples])
     if actor.reward_aggregation == "normalize_then_sum":
         advantages = normalize_then_sum(*_by_function(batch.samples), group_ids, ddof=actor.advantage_ddof)
-        pieces = zip(batch.samples, advantages.split(1), strict=True)
-        return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
+        return _with_advantages(batch, advantages.split(1))
     if actor.turn_credit == "return_to_go":
         return _by_turn(batch, actor, group_ids)
     if actor.advantage == "optimal_token_baseline":
@@ -119,8 +118,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         places=torch.cat(places),
         discount=actor.discount,
     )
-    pieces = zip(batch.samples, advantages.split(lengths.tolist()), strict=True)
-    return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
+    return _with_advantages(batch, advantages.split(lengths.tolist()))
 
 
 def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:
@@ -131,12 +129,9 @@ def _by_turn(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> B
     rewards = torch.cat([_turn_rewards(sample, actor, own)[order] for sample, own, order in rows])
     lengths = torch.tensor([own.shape[1] for own in turns])
     advantages = turn_advantages(rewards, lengths, group_ids, discount=actor.discount).split(lengths.tolist())
-    by_token = [
-        piece[order.argsort()].repeat_interleave(own[0].long())
-        for own, order, piece in zip(turns, orders, advantages, strict=True)
-    ]
-    rows_of_tokens = zip(batch.samples, by_token, strict=True)
-    return batch.with_changed({sample: _with_advantage(sample, tokens) for sample, tokens in rows_of_tokens})
+    pieces = zip(turns, orders, advantages, strict=True)
+    by_token = [piece[order.argsort()].repeat_interleave(own[0].long()) for own, order, piece in pieces]
+    return _with_advantages(batch, by_token)
 
 
 def _with_optimal_baseline(batch: Batch, actor: ActorConfig, group_ids: Int[Tensor, "B"]) -> Batch:
@@ -146,8 +141,7 @@ def _with_optimal_baseline(batch: Batch, actor: ActorConfig, group_ids: Int[Tens
     errors = [torch.zeros(s.num_written) if s.squared_errors is None else s.squared_errors for s in batch.samples]
     rewards, lengths = [_rewards(sample, actor, by_token=True) for sample in batch.samples], [*map(len, errors)]
     advantages = optimal_token_advantages(torch.cat(rewards), torch.cat(errors), torch.tensor(lengths), group_ids)
-    pieces = zip(batch.samples, advantages.split(lengths), strict=True)
-    return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
+    return _with_advantages(batch, advantages.split(lengths))
 
 
 def _turn_rewards(sample: Sample, actor: ActorConfig, turns: Float[Tensor, "2 K"]) -> Float[Tensor, "K"]:
@@ -208,6 +202,12 @@ def _with_teacher(batch: Batch, teacher: TeacherConfig) -> Batch:
         advantages = teacher.advantage_weight * own.double() + teacher.coefficient * gap
         taught[sample] = _with_advantage(sample, advantages)
     return batch.with_changed(taught)
+
+
+def _with_advantages(batch: Batch, advantages: Iterable[Float[Tensor, "_"]]) -> Batch:
+    """Return each sample with its own of the advantages."""
+    pieces = zip(batch.samples, advantages, strict=True)
+    return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
 
 
 def _with_advantage(sample: Sample, advantages: Float[Tensor, "_"]) -> Sample:

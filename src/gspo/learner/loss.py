@@ -74,7 +74,7 @@ class _Pass:
         self.weights = self._weights()
 
     def _likelihoods(self, learner: Learner) -> tuple[Likelihood, Float[Tensor, "O"]]:
-        """Of the tokens that the policy wrote, and log π of those that were said to it, from one pass."""
+        """Return the likelihood of what the policy wrote, and log π of what was said to it, from one pass."""
         masks = [sample.loss_mask | own for sample, own in zip(self.samples, self.said, strict=False)]
         read = [replace(sequence, loss_mask=mask) for sequence, mask in zip(self.sequences, masks, strict=False)]
         whole = response_likelihood(

@@ -3,7 +3,9 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +71,7 @@ def with_served_teacher(batch: Batch, teacher: TeacherConfig, *, temperature: fl
 
 
 def _texts(sample: Sample) -> list[TokenSequence]:
-    """What is to be scored: the response behind the teacher's prompt, or each of an agent's contexts."""
+    """Return what is scored: the response behind the teacher's prompt, or each of an agent's contexts."""
     query, ids, mask, starts = sample.query, sample.token_ids, sample.loss_mask, sample.starts
     prompt = query.teacher_ids or query.prompt_ids
     return TokenSequence(prompt_ids=prompt, response_ids=ids, loss_mask=mask, starts=starts).parts
@@ -94,14 +96,14 @@ async def _answers(teacher: TeacherConfig, requests: Sequence[Request]) -> list[
     """The answers to requests that are made side by side; what fails is tried again, a little later each time."""
     places, key = asyncio.Semaphore(_MOST_AT_ONCE), os.environ.get(teacher.key_variable, "")
     async with new_client() as client:
+        ask_once = partial(ask, client, str(teacher.url), key=key, seconds=_SECONDS)
 
         async def answer(request: Request) -> Any:
             async with places:
                 for number in range(_TRIES - 1):
-                    try:
-                        return await ask(client, str(teacher.url), request, key=key, seconds=_SECONDS)
-                    except NoAnswerError:
-                        await asyncio.sleep(WAIT_SECONDS * 2.0**number)
-                return await ask(client, str(teacher.url), request, key=key, seconds=_SECONDS)
+                    with suppress(NoAnswerError):
+                        return await ask_once(request)
+                    await asyncio.sleep(WAIT_SECONDS * 2.0**number)
+                return await ask_once(request)
 
         return await loop.all_of([answer(request) for request in requests])

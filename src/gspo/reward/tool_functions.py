@@ -227,7 +227,7 @@ def _reward(name: str, value: Any) -> ToolResult:
 
 
 def _rewards(name: str, values: Mapping[Any, Any]) -> ToolResult:
-    """What an agent gives single completions, by their ids, as JSON; None is nothing."""
+    """Return, as JSON, what an agent gives single completions, by their ids; None is the same as 0."""
     given = {str(own): _reward(f"{name}, for a completion,", value) for own, value in values.items()}
     return ToolResult(json.dumps({own: float(number) for own, number in given.items() if number}))
 

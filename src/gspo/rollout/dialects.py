@@ -84,7 +84,7 @@ def answer_of(sample: Sample, request: Request, *, num_read: int, tokenizer: Any
 def spoken(
     text: str, tokenizer: Any, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[str]]:
-    """What a turn says before its calls, and these, each as JSON; one that cannot be read is an empty text.
+    """Return what a turn says before its calls, and each of them as JSON; one that cannot be read is an empty text.
 
     They are read by the tokenizer's own response template, and without one are what stands in `<tool_call>` tags.
     """

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.queries.refresh import from_text, to_text
+from gspo.queries.refresh import Refresh, from_text, to_text
 from gspo.queries.source import RowSet
 from gspo.reward.arguments import arguments_of
 from gspo.reward.functions import fit_to_rows
@@ -14,14 +14,12 @@ from gspo.run.resume import rows_digest, tokens_digest
 from gspo.run.run import Run
 
 
-def refreshed(run: Run, progress: Progress) -> Progress:
+def refreshed(run: Run, refresh: Refresh, progress: Progress) -> Progress:
     """The progress with the rows of the next step, which a checkpoint holds from now on; what is ahead is of none.
 
     UserError where they cannot be used; the state is that of before.
     """
-    step, before, refresh = progress.steps + 1, run.parts.rows, run.parts.refresh
-    if refresh is None:
-        return progress
+    step, before = progress.steps + 1, run.parts.rows
     try:
         if rows := refresh.rows(step, before):
             num_new = len({row.id for row in rows.train} - {row.id for row in before.train})
