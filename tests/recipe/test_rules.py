@@ -184,6 +184,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ),
         ({"actor": {"observation_loss": 0.1}}, ["here nothing is", "rollout.tools, mcp, environment or agent"]),
         (
+            {"actor": {"observation_loss": 0.1}, "rollout": {"tools": ["a.py:add"], "max_turns": 1}},
+            ["here nothing is", "max_turns above 1"],
+        ),
+        (
             {"rollout": {"tools": ["calculator"]}, "actor": {"turn_credit": "return_to_go"}},
             ["set actor.advantage: leave_one_out", "(GSPO-token) or token"],
         ),
@@ -241,6 +245,11 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
     [
         {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
         {"actor": {"correction": "decoupled", "correction_high": 5}},
+        {
+            "teacher": {"prompt": "{prompt} {answer}"},
+            "actor": TOKENS,
+            "rollout": {"tools": ["a.py:add"], "history": "append"},
+        },
         {"actor": {"correction": "tis", "old_logprobs": "engine"}, "rollout": {"top_p": 0.9}},  # π_old/q is not 1
         {"actor": {"opsm_delta": 1e-4, "old_logprobs": "engine"}},
         {"actor": {"opsm_delta": 0.1}},
@@ -322,6 +331,13 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
         ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
+        ({"actor": {"correction_high": 2}}, "actor.correction_high has no effect without"),
+        (
+            {"actor": {"correction": "ignore", "correction_low": 0.5}, "rollout": {"max_staleness": 1}},
+            "actor.correction_low has no effect without",
+        ),
+        ({"actor": {"advantage": "leave_one_out", "advantage_ddof": 0}}, "actor.advantage_ddof has no effect without"),
+        ({"rollout": {**VLLM, "vllm": {"adapters": False}}}, "rollout.vllm.adapters has no effect without model.lora"),
         ({"actor": {"correction": "ignore"}}, "actor.correction: ignore has no effect: it is about stale"),
         ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
         ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
@@ -342,6 +358,8 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
             "far from 0.2/0.28, which null takes",
         ),
         ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
+        ({"rollout": {"history": "append"}}, "rollout.history has no effect without rollout.tools"),
+        ({"teacher": {"path": "t", "model": "m"}, "actor": TOKENS}, "teacher.model has no effect without teacher.url"),
         ({"cold_start": {"rows": 5}}, "cold_start has no effect"),
         ({"checkpoint": {"best": "evaluation/held_out/pass_at_1"}}, "set evaluation.every"),
         ({"early_stop": {"patience": 3}}, "early_stop has no effect"),

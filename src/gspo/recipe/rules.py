@@ -147,8 +147,8 @@ def _refused_turns(recipe: RecipeKeys) -> dict[str, object]:
         deviation, which would bias it: set actor.advantage: leave_one_out
         """: by_turn and recipe.actor.advantage != "leave_one_out",
         """actor.observation_loss trains on what is said to the policy, and here nothing is; set rollout.tools, mcp,
-        environment or agent, or leave it out
-        """: recipe.actor.observation_loss and not rollout.has_turns,
+        environment or agent, and rollout.max_turns above 1, or leave it out
+        """: recipe.actor.observation_loss and not (rollout.has_turns and rollout.max_turns > 1),
         """actor.turn_credit: return_to_go with a reward per: segment or token: both say which tokens earn a reward;
         leave one out
         """: by_turn and any(reward.weight and reward.per != "response" for reward in rewards),
@@ -399,13 +399,18 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
         ("actor.turn_credit", "rollout.tools, mcp, environment or agent"): rollout.has_turns,
         ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
-        ("actor.correction_level", "an actor.correction"): actor.correction != "none",
+        **{
+            (f"actor.correction_{name}", "an actor.correction that weighs"): actor.correction not in ("none", "ignore")
+            for name in ("level", "low", "high")
+        },
+        ("actor.advantage_ddof", "actor.advantage: group or batch"): actor.advantage in ("group", "batch"),
         ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
         ("queries.shuffle", "queries.sampler: order"): recipe.queries.sampler == "order",
         ("teacher", "teacher.path, url or prompt"): recipe.teacher.is_on,
         ("teacher.model", "teacher.url"): recipe.teacher.url,
         ("teacher.key_variable", "teacher.url"): recipe.teacher.url,
+        ("rollout.vllm.adapters", "model.lora"): recipe.model.lora,
         ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
