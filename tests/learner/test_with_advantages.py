@@ -435,19 +435,19 @@ def test_each_turn_gets_credit_for_what_it_was_given_from_it_on(giver: str, grou
 
 
 def test_turns_of_contexts_that_interleave_are_paid_for_what_came_later(groups: list[Group]) -> None:
-    """The policy wrote the second turn first, which is compared with the others' own; later ones have none."""
-    turns: list[list[tuple[int, float | None]]] = [[(1, 10.0), (1, 1.0), (1, 0.0)], [(1, 0.0)], [(4, 0.0)]]
+    """The policy wrote the third turn first, which is compared with the others' own; later ones have none."""
+    turns: list[list[tuple[int, float | None]]] = [[(1, 10.0), (1, 1.0), (1, 5.0)], [(1, 0.0)], [(4, 0.0)]]
     (group,) = turned(groups[:1], turns)
     first = group.samples[0]
     written = [turn for turn in first.turns if turn.role == "assistant"]
     numbered = {
-        id(turn): dataclasses.replace(turn, number=number) for turn, number in zip(written, (2, 1, 3), strict=True)
+        id(turn): dataclasses.replace(turn, number=number) for turn, number in zip(written, (2, 3, 1), strict=True)
     }
     moved = dataclasses.replace(first, turns=tuple(numbered.get(id(turn), turn) for turn in first.turns))
-    scores = [Score(reward=reward, parts={}, weights={"agent": 1.0}) for reward in (11.0, 0.0, 0.0)]
+    scores = [Score(reward=reward, parts={}, weights={"agent": 1.0}) for reward in (16.0, 0.0, 0.0)]
     batch = advantaged([Group(samples=(moved, *group.samples[1:]))], scores, ActorConfig(**BY_TURN))
     found = batch.samples[0].token_advantages
-    assert found is not None and found.tolist() == pytest.approx([10.0, 11.0, 0.0])
+    assert found is not None and found.tolist() == pytest.approx([11.0, 1.0, 16.0])
 
 
 def test_turns_that_earn_nothing_by_themselves_are_compared_with_responses_as_long(groups: list[Group]) -> None:

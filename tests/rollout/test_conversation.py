@@ -369,9 +369,14 @@ def test_a_template_that_forgets_thoughts_is_refused_on_request_with_the_place()
 
 
 @pytest.mark.parametrize("most", range(20, 90, 3))
-def test_branches_keep_the_limit_of_tokens(most: int) -> None:
-    """No context has more tokens behind the prompt than one response may have."""
-    made = OfTemplate("qwen3", THOUGHT, max_new_tokens=most)
+@pytest.mark.parametrize(("name", "thoughts"), [("qwen3", THOUGHT), ("longer", "")])
+def test_branches_keep_the_limit_of_tokens(
+    name: str, thoughts: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No context has more tokens behind the prompt than one response may have, whatever a template adds to turns."""
+    added = "('Of before: ' if message['role'] == 'assistant' else '') + message['content']"
+    monkeypatch.setitem(PUBLISHED, "longer", PUBLISHED["chatml"].replace("message['content']", added))
+    made = OfTemplate(name, thoughts, max_new_tokens=most)
     assert made.sample.num_written <= most and made.sample.loss_mask[-1]
     for ids, said in zip(made.asked, made.said, strict=True):
         assert len(ids) + len(said) - len(made.sample.query.prompt_ids) <= most

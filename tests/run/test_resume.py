@@ -150,7 +150,7 @@ def test_a_run_from_before_some_keys_goes_on() -> None:
     assert "resumed from" in said and not any(key in said for key in newer)
 
 
-def test_a_run_of_before_whose_stale_responses_counted_as_the_policys_goes_on_as_it_was() -> None:
+def test_a_run_of_before_whose_stale_responses_counted_as_the_policys_goes_on_as_it_was(refused: Any) -> None:
     train(recipe_of("steps=1", "rollout.max_staleness=1", "actor.correction=ignore"))
     for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
         path.write_text(path.read_text().replace("correction: ignore", "correction: none"))
@@ -158,6 +158,8 @@ def test_a_run_of_before_whose_stale_responses_counted_as_the_policys_goes_on_as
     assert load_recipe(RUN / "recipe.yaml", of_run=True).actor.correction == "ignore"
     assert cli.main(["resume", str(RUN), "steps=2"]) == 0
     assert load_recipe(RUN / "recipe.yaml").actor.correction == "ignore"
+    others = ("rollout.max_staleness=2", "actor.correction=decoupled")  # which had a say before, too
+    assert "actor.correction was ignore, is decoupled" in refused(recipe_of("steps=3", *others))
 
 
 @pytest.mark.parametrize("how", ["actor.correction=decoupled", "actor.old_logprobs=engine"])

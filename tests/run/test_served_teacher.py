@@ -12,12 +12,15 @@ import pytest
 import torch
 from tests.breaking_off import train
 from tests.run.test_teacher_run import ANOTHER, HINT, taught
+from tests.samples import query_of, sample_of, scored
 from tests.small_model import save_small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.errors import RunError, UserError
 from gspo.learner import served_teacher
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import TeacherConfig
+from gspo.types import Group
 
 TOLERANCE = 1e-5  # nats a token: the texts of a batch are read one by one
 Answer = Callable[[str, Any], Any]  # to a path and a request
@@ -171,3 +174,25 @@ def test_an_answer_that_does_not_score_the_response_ends_the_run(
     server.instead = changed
     with pytest.raises(RunError, match=said):
         train(from_server(server, "steps=1"))
+
+
+def test_of_several_contexts_only_what_the_policy_wrote_is_taught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of its own is asked for by itself; what stands in it before the policy's turn, or after it, is read."""
+    asked = list[list[int]]()
+
+    async def answers(teacher: TeacherConfig, requests: Any) -> list[Any]:
+        asked.extend(request.body["prompt"] for request in requests)
+        scored = [[None, *({str(own): {"logprob": -own / 100}} for own in ids[1:])] for ids in asked]
+        return [{"choices": [{"prompt_logprobs": row}]} for row in scored]
+
+    monkeypatch.setattr(served_teacher, "_answers", answers)
+    mask = torch.tensor([True, False, True, False, False, True])
+    sample = sample_of(query_of([1, 2]), [3, 4, 5, 6, 7, 8], loss_mask=mask, starts=(3,))
+    batch = scored([Group(samples=(sample, sample_of(query_of([1, 2]), [9])))], [1.0, None])
+    teacher = TeacherConfig(url="http://a:1", model="m")
+    first, unscored = served_teacher.with_served_teacher(batch, teacher, temperature=1.0).samples
+    assert asked == [[1, 2, 3, 4, 5], [6, 7, 8]]
+    assert first.teacher_logprobs is not None and unscored.teacher_logprobs is None
+    assert first.teacher_logprobs.tolist() == pytest.approx([-0.03, -0.05, -0.08])
+    with pytest.raises(UserError, match=r"a hook has set the temperature to 0\.5"):
+        served_teacher.with_served_teacher(batch, teacher, temperature=0.5)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,8 +29,9 @@ class Adapted:
         client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False, lora={"enable_lora": True})
         self.server = Server(name="vLLM", api=api, client=client, url="http://server", key="")
+        self.files = ExitStack()
         self._adapters = Adapters(cast("Any", None), api, None)
-        self._adapters._kept[LABEL] = cast("Any", (None, Path("adapter")))
+        self._adapters._kept[LABEL] = self.files, Path("adapter")
         names = {"servers": [self.server], "version": 1, "proven_version": 1, "base": "base"}
         fleet = SimpleNamespace(**names, adapters=self._adapters, versions=lambda since: {f"a-{since}": since})
         self._engine = ServerEngine(cast("Fleet", fleet), request_seconds=5)
@@ -40,6 +42,12 @@ class Adapted:
     async def _hand_over(self) -> None:
         with self._adapters.ready(LABEL) as hand_over:
             await hand_over(self.server, LABEL)
+
+    def unload_all_but(self, label: str) -> None:
+        loop.run(self._adapters.unload_all_but(label, [self.server]))
+
+    def needed(self) -> AbstractContextManager[None]:
+        return self._adapters.needed(LABEL)
 
     def ask(self) -> object:
         return loop.run(self._ask())
@@ -77,3 +85,15 @@ def test_what_is_asked_of_a_server_without_its_adapter_is_lost_and_can_be_asked_
         adapted.hand_over()
         assert adapted.ask() == 3
     assert adapted.asked_while_it_loads == [LostError] * 2
+
+
+def test_a_version_is_there_until_the_next_one_is_and_nobody_needs_it() -> None:
+    adapted, removed = Adapted(), list[str]()
+    adapted.files.callback(removed.append, "its files")
+    adapted.hand_over()
+    adapted.unload_all_but(LABEL)
+    with adapted.needed():
+        adapted.unload_all_but("a-2")
+    assert adapted.has == {LABEL} and not removed
+    adapted.unload_all_but("a-2")
+    assert (adapted.has, removed) == (set(), ["its files"])
