@@ -124,7 +124,7 @@ class Side:
         with patch("gspo.rollout.conversation.SingleTurn", FixedTurn):
             groups = self.sampler.sample(self.queries, self.settings, SamplingKey(seed=0, step=self.step))
         samples = [sample for group in groups for sample in group.samples]
-        assert all(sample.failure is None for sample in samples), samples[0].failure
+        assert not (failed := [sample.failure for sample in samples if sample.failure is not None]), failed
         assert sum(sample.num_written for sample in samples) == self.num_written and not any(
             len(sample.starts) > 1 for sample in samples
         )

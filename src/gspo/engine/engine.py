@@ -16,6 +16,13 @@ class LostError(Exception):
     """An engine's server has failed; `publish` makes it ready again, and then what it lost can be submitted anew."""
 
 
+class Session:
+    """What prompts of one response have in common: a later one begins, more or less, as an earlier one went on.
+
+    An engine may keep what it has computed of the last for as long as the session is referred to.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """Token ids to be continued.
@@ -30,6 +37,7 @@ class Prompt:
     # Called with each token in turn: whether it completes a text that ends the completion. An engine that cannot ask
     # while it samples leaves the cut to the caller.
     is_complete: Callable[[int], bool] | None = field(default=None, compare=False)
+    session: Session | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from gspo import loop
-from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
+from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling, Session
 from gspo.loop import all_of
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
@@ -117,9 +118,10 @@ class Sampler:
         generate = partial(self._generate, sampling, in_step)
 
         async def sample(key: int) -> Sample:
+            session = Session() if self._tools is not None else None  # for as long as the response is under way
             self._num_under_way += in_step  # not before: one that is cancelled before it begins is waited for by none
             try:
-                made = await rollout(query, partial(generate, group, key, settings.max_new_tokens))
+                made = await rollout(query, partial(generate, group, key, session, settings.max_new_tokens))
             finally:
                 self._num_under_way -= in_step
                 self._submit_soon(in_step)
@@ -135,6 +137,7 @@ class Sampler:
         in_step: bool,
         group: int,
         key: int,
+        session: Session | None,
         most: int,
         ids: Sequence[int],
         is_complete: Callable[[int], bool] | None,
@@ -151,7 +154,8 @@ class Sampler:
             group, key = number_of(ids), key_of_turn(key, turn)
         order = (bool(turn), group, key) if in_step else (False, 0, 0)
         max_new_tokens = most if max_new_tokens is None else max_new_tokens
-        prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
+        limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "is_complete": is_complete}
+        prompt = Prompt(ids=tuple(ids), key=key, group=group, session=session, **limits)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(prompt=prompt, sampling=sampling, promise=promise, order=order)
         self._waiting.append(waiting)

@@ -15,7 +15,7 @@ from tests.sampling import sampler_of
 
 from gspo.engine.embedded.decoding import Decoding
 from gspo.engine.embedded.engine import EmbeddedEngine
-from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.engine.engine import Completion, Prompt, Sampling, Session
 from gspo.errors import Stopped
 from gspo.interrupt import Interrupt
 from gspo.model.packing import TokenSequence
@@ -250,6 +250,21 @@ def test_weights_that_come_in_the_midst_draw_the_tokens_after(
     assert found[0].token_ids.tolist() != found[1].token_ids.tolist()
     for own in found:
         assert (gap(policy, own, versions, plain_logprobs) < 1e-5) == (not keep)
+
+
+@pytest.mark.parametrize("at_publish", ["recompute", "wait", "keep"])
+def test_a_later_turn_goes_on_behind_what_the_present_weights_have_read(
+    policy: Policy, made: Any, at_publish: AtPublish, plain_logprobs: Any
+) -> None:
+    engine, session = made(at_publish), Session()
+    (first,) = results(engine.submit([replace(own, session=session) for own in prompts(1, tokens=9)], NEVER))
+    move(policy, 1)
+    engine.publish(1)
+    ids = (4, 5, 6, *first.token_ids.tolist(), 7)
+    (later,) = results(engine.submit([replace(own, session=session) for own in prompts(2, ids=ids)], NEVER))
+    with torch.no_grad():
+        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=ids, response_ids=later.token_ids)])
+    assert (float((later.logprobs - expected).abs().max()) < 1e-5) == (at_publish != "keep")
 
 
 def test_weights_wait_for_the_completions_under_way_and_the_next_ones_have_them(

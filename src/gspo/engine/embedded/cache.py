@@ -1,12 +1,20 @@
-"""A key/value cache that is written in place, repeated for a group, shrinks as responses end and takes in new rows."""
+"""A key/value cache that is written in place, repeated for a group, shrinks as responses end and takes in new rows.
 
+What it holds of a response may be kept for a later prompt that begins with the same tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from gspo.engine.engine import Session
 
 _SPARE_TOKENS = 32  # room added beyond need at each growth, so that most steps copy nothing
 
@@ -24,6 +32,16 @@ class InPlaceLayer(DynamicLayer):
         self._most = most  # tokens that will ever be held
         self._buffers: list[Tensor] = []  # of keys and of values
         self._length = 0
+
+    def begin(self, keys: Tensor, values: Tensor, length: int) -> None:
+        """Take over buffers, and the states of the first tokens in them."""
+        self._buffers, self.is_initialized = [keys, values], True
+        self._expose(length)
+
+    def part(self, row: int, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return keys and values [heads, t, dim] of a row's tokens."""
+        keys, values = self._buffers
+        return keys[row, :, columns], values[row, :, columns]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states and return views of all of them."""
@@ -93,3 +111,73 @@ def in_place_cache(config: Any, *, most: int) -> DynamicCache:
 def is_in_place(cache: DynamicCache | None) -> bool:
     """Tell whether there is a cache of which every layer keeps the whole past, in place."""
     return cache is not None and all(type(layer) is InPlaceLayer for layer in cache.layers)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Past:
+    """What was computed of the first tokens of a context."""
+
+    ids: tuple[int, ...]
+    keys: Float[Tensor, "L heads T dim"]
+    values: Float[Tensor, "L heads T dim_v"]
+    experts: Integer[Tensor, "T L K"] | None  # on the CPU, where they are recorded
+
+    def first(self, count: int) -> "Past":
+        """Return the past of the first tokens alone."""
+        experts = None if self.experts is None else self.experts[:count]
+        keys, values = self.keys[:, :, :count], self.values[:, :, :count]
+        return replace(self, ids=self.ids[:count], keys=keys, values=values, experts=experts)
+
+
+class KeptPasts:
+    """The pasts of the last prompts of sessions under way."""
+
+    def __init__(self) -> None:
+        self._by_session = WeakKeyDictionary[Session, Past]()
+
+    def put(self, session: Session, past: Past) -> None:
+        """Keep one, instead of the session's last."""
+        self._by_session.pop(session, None)
+        self._by_session[session] = past
+
+    def limit(self, most: int) -> None:
+        """Keep no more than so many: those that were put first go."""
+        for oldest in [*self._by_session][: max(len(self._by_session) - most, 0)]:
+            del self._by_session[oldest]
+
+    def take(self, session: Session, ids: Sequence[int]) -> Past | None:
+        """Return what is known of the ids but the last, and keep it no longer; None: nothing."""
+        past = self._by_session.pop(session, None)
+        if past is None:
+            return None
+        most = min(len(past.ids), len(ids) - 1)
+        differ = (place for place in range(most) if ids[place] != past.ids[place])
+        count = most if past.ids[:most] == tuple(ids[:most]) else next(differ)
+        return past.first(count) if count else None
+
+    def clear(self) -> None:
+        """Keep none: the weights are others."""
+        self._by_session.clear()
+
+
+def past_of(cache: DynamicCache, row: int, start: int, ids: Sequence[int], experts: Tensor | None) -> Past | None:
+    """The past of a row's tokens, which begin at that column; None where layers differ in their shapes."""
+    keys, values = zip(*(layer.part(row, slice(start, start + len(ids))) for layer in cache.layers), strict=True)
+    if len({(own.shape, other.shape) for own, other in zip(keys, values, strict=True)}) > 1:
+        return None
+    return Past(ids=tuple(ids), keys=torch.stack(keys), values=torch.stack(values), experts=experts)
+
+
+def cache_of_pasts(config: Any, pasts: Sequence[Past], *, most: int, room: int) -> DynamicCache:
+    """A cache of a row for each past, aligned at their end; it has room for more tokens before it is copied."""
+    width, cache = max(len(past.ids) for past in pasts), in_place_cache(config, most=most)
+    both = []
+    for states in ([past.keys for past in pasts], [past.values for past in pasts]):
+        num_layers, heads, _, dim = states[0].shape
+        joined = states[0].new_zeros(num_layers, len(states), heads, width + room, dim)
+        for row, own in enumerate(states):
+            joined[:, row, :, width - own.shape[2] : width] = own
+        both.append(joined)
+    for layer, keys, values in zip(cache.layers, *both, strict=True):
+        layer.begin(keys, values, width)
+    return cache

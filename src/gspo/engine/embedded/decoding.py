@@ -1,7 +1,8 @@
 """Decoding: completions of prompts, many side by side, with the policy's own weights."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate
 from typing import Any
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from transformers import DynamicCache
 
-from gspo.engine.embedded.cache import in_place_cache, is_in_place
+from gspo.engine.embedded.cache import KeptPasts, Past, cache_of_pasts, in_place_cache, is_in_place, past_of
 from gspo.engine.embedded.fast_decode import fast_decoder, read_tokens
 from gspo.engine.embedded.sampling import sample_tokens, uniform_numbers
 from gspo.engine.embedded.transcript import Transcript
@@ -92,6 +93,7 @@ class Decoding:
     check: Callable[[], None] = lambda: None  # called before each token; what it raises abandons all
     put: Callable[[int, Completion], None] = lambda *_: None  # hand over a completion as its row is dropped
     means: Means = Means.FAST
+    kept: KeptPasts = field(default_factory=KeptPasts)  # of prompts before: no more than there are rows left
 
     def __post_init__(self) -> None:
         self.routing = self.policy.routing if self.sampling.record_experts else None
@@ -147,6 +149,7 @@ class Decoding:
 
     def _decode(self, rows: Rows, waiting: Sequence[int]) -> Rows | None:
         """Sample until no row is left (None), or until there is room for prompts that wait."""
+        self.kept.limit(self.max_rows - len(rows.index))
         num_left = 0  # tokens until the first row is full; the rows are not counted yet
         while True:
             self.check()
@@ -166,11 +169,11 @@ class Decoding:
             num_alive = int(rows.alive.sum())
             self.num_tokens += until_look * num_alive
             if num_alive == 0:
-                self._hand_over(rows.index)
+                self._hand_over(rows)
                 return None
             if num_left == 0 or num_alive < _COMPACT_BELOW * len(rows.alive):
                 num_left = 0
-                self._hand_over(rows.index[~rows.alive])
+                self._hand_over(rows)
                 kept = rows.alive.nonzero()[:, 0]
                 token = token[kept]
                 rows.keep(kept)
@@ -192,14 +195,24 @@ class Decoding:
                     break
         return torch.tensor([number in self._ends for number in rows.index.tolist()], device=rows.alive.device)
 
-    def _hand_over(self, ended: Int[Tensor, "R"]) -> None:
-        """The completions of these numbers."""
-        numbers = sorted(ended.tolist())
-        if numbers:
-            with torch.inference_mode(False):  # gradients are computed with them
-                completions = self.transcript.completions(numbers, self.sampling.stop_ids, self._ends)
-            for number, completion in zip(numbers, completions, strict=True):
-                self.put(number, completion)
+    def _hand_over(self, rows: Rows) -> None:
+        """Hand over the completions of rows that have ended, and keep what later prompts may begin with."""
+        ended = (~rows.alive).nonzero()[:, 0]
+        rows_of_numbers = dict(sorted(zip(rows.index[ended].tolist(), ended.tolist(), strict=True)))
+        if not rows_of_numbers:
+            return
+        numbers, starts = [*rows_of_numbers], (rows.width - rows.position[:, 0]).tolist()
+        with torch.inference_mode(False):  # gradients are computed with them
+            completions = self.transcript.completions(numbers, self.sampling.stop_ids, self._ends)
+        for (number, row), completion in zip(rows_of_numbers.items(), completions, strict=True):
+            session = self.prompts[number].session
+            if session is not None and is_in_place(rows.cache):
+                ids = [*self.prompts[number].ids, *completion.token_ids.tolist()[:-1]]  # the last one is not read
+                own = completion.experts
+                experts = None if own is None else torch.cat([own.prefix, own.row])
+                if (past := past_of(rows.cache, row, starts[row], ids, experts)) is not None:
+                    self.kept.put(session, past)
+            self.put(number, completion)
 
     def _sample(self, rows: Rows) -> Int[Tensor, "R"]:
         """Draw a token a row and write it down."""
@@ -218,18 +231,33 @@ class Decoding:
         return token
 
     def _prefill(self, groups: Sequence[range]) -> Rows:
+        """Read prompts: what is not kept of them, those that lack about as much side by side."""
+        parts = defaultdict[int, list[tuple[range, Past | None]]](list)
+        for group in groups:
+            prompts = [self.prompts[number] for number in group]
+            pasts = [self.kept.take(own.session, own.ids) for own in prompts if own.session is not None]
+            past = next((past for past in pasts if past is not None), None)
+            parts[0 if past is None else (len(prompts[0].ids) - len(past.ids)).bit_length()].append((group, past))
+        first, *others = [self._prefill_part(part) for part in parts.values()]
+        for rows in others:
+            first = first.join(rows)
+        return first
+
+    def _prefill_part(self, part: Sequence[tuple[range, Past | None]]) -> Rows:
         """Read the prompt of each group once, then repeat its cache for the group."""
-        prompts = [self.prompts[group[0]].ids for group in groups]
-        rows, experts = self._read(prompts)
+        prompts = [self.prompts[group[0]].ids for group, _ in part]
+        rows, experts = self._read(prompts, [past for _, past in part if past is not None])
         if experts is not None:
-            for group, row, prompt in zip(groups, experts, prompts, strict=True):
+            for (group, past), row, prompt in zip(part, experts, prompts, strict=True):
+                before = () if past is None or past.experts is None else (past.experts,)
                 with torch.inference_mode(False):
-                    prefix = row[rows.width - len(prompt) : -1].cpu().clone()
+                    num_read = len(prompt) - sum(map(len, before))
+                    prefix = torch.cat([*before, row[len(row) - num_read :].cpu()])[:-1].clone()
                 self.transcript.prefixes.update(dict.fromkeys(group, prefix))
-        sizes = torch.tensor([*map(len, groups)], device=rows.index.device)
+        sizes = torch.tensor([len(group) for group, _ in part], device=rows.index.device)
         repeat = rows.index.repeat_interleave(sizes)
         rows.keep(repeat)
-        rows.index = torch.tensor([number for group in groups for number in group], device=rows.index.device)
+        rows.index = torch.tensor([number for group, _ in part for number in group], device=rows.index.device)
         rows.logits, rows.experts = rows.logits[repeat], None if rows.experts is None else rows.experts[repeat]
         return rows
 
@@ -252,24 +280,36 @@ class Decoding:
         tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
         return [[*self.prompts[number].ids, *tokens] for number, tokens in tokens_by_row]
 
-    def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
-        """Return rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
+    def _read(
+        self, sequences: Sequence[Sequence[int]], pasts: Sequence[Past] = ()
+    ) -> tuple[Rows, Integer[Tensor, "P n L K"] | None]:
+        """Return rows of a pass over the sequences, padded on the left, and the experts of the tokens that are read.
+
+        Behind pasts, as many of the last tokens are read of each as one of them needs, some of them once more.
+        """
         policy, device = self.policy, self.policy.device
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)[:, None]
-        width = max(map(len, sequences))
+        width = num_read = max(map(len, sequences))
         is_padded = min(map(len, sequences)) < width
-        ids = [[0] * (width - len(sequence)) + list(sequence) for sequence in sequences]
         column = torch.arange(width, device=device) - (width - lengths)
-        read, cache, mask = torch.tensor(ids, device=device), None, column >= 0 if is_padded else None
+        cache, config, most = None, policy.model.config, width + int(self.limits.max())
+        if pasts:
+            num_read = max(len(ids) - len(past.ids) for ids, past in zip(sequences, pasts, strict=True))
+            own = [past.first(max(len(ids) - num_read, 0)) for ids, past in zip(sequences, pasts, strict=True)]
+            cache = cache_of_pasts(config, own, most=most, room=num_read)
+        elif self.means < Means.NO_PADDING:
+            cache = in_place_cache(config, most=most)
+        elif self.means is Means.NO_PADDING:
+            cache = DynamicCache(config=config)  # not in place, so that no others join
+        ids = [[0] * (num_read - len(sequence)) + [*sequence[-num_read:]] for sequence in sequences]
+        read, mask = torch.tensor(ids, device=device), column >= 0 if is_padded else None
         with traced(self.routing) as trace:
-            if self.means is Means.NO_CACHE:
+            if cache is None:
                 hidden = policy.trunk(input_ids=read, use_cache=False).last_hidden_state
             else:
-                cache = DynamicCache(config=policy.model.config)  # not in place, so that no others join
-                if self.means is not Means.NO_PADDING:
-                    cache = in_place_cache(policy.model.config, most=width + int(self.limits.max()))
-                hidden = read_tokens(policy.trunk, read, mask, column.clamp(min=0), cache)
-        experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), width))
+                position = column[:, width - num_read :].clamp(min=0)
+                hidden = read_tokens(policy.trunk, read, mask, position, cache)
+        experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), num_read))
         number = torch.arange(len(sequences), device=device)
         rows = Rows(
             index=number,

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import torch
 
+from gspo.engine.embedded.cache import KeptPasts
 from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
@@ -58,6 +59,7 @@ class _Decoder:
         self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
         self.queue: SimpleQueue[list[_Request] | _Update | None] = SimpleQueue()  # None: the end
         self.version = 0
+        self.kept = KeptPasts()  # of prompts that responses under way may go on with
         self._num_tokens = 0  # before the decoding under way
         self._decoding: Decoding | None = None
         self._futures: list[Future[Completion]] = []  # of the decoding under way
@@ -126,6 +128,8 @@ class _Decoder:
             update.done.set_exception(error)
             return
         self.version = update.version
+        if self._at_publish != "keep":
+            self.kept.clear()
         if self._decoding is not None:
             self._decoding.change_weights(update.version, keep_cache=self._at_publish == "keep")
         update.done.set_result(None)
@@ -168,6 +172,7 @@ class _Decoder:
                 check=self._look,
                 put=put,
                 means=self._means,
+                kept=self.kept,
             )
             with torch.inference_mode():
                 self._decoding.generate()
@@ -247,6 +252,7 @@ class EmbeddedEngine:
         if self._copy is None or self._thread is None:
             self._replace_weights()
             self._decoder.version = version
+            self._decoder.kept.clear()
         else:
             update = _Update(version=version, replace=self._replace_weights)
             self._decoder.queue.put(update)

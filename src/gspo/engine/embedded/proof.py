@@ -1,7 +1,8 @@
 """The proof, before anything is sampled, that a model decodes as its plain passes compute, and by which means."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from weakref import WeakKeyDictionary
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from gspo.engine.embedded.decoding import Decoding, Means, Rows
 from gspo.engine.embedded.fast_decode import fast_decoder
-from gspo.engine.engine import Prompt, Sampling
+from gspo.engine.engine import Prompt, Sampling, Session
 from gspo.errors import UserError
 from gspo.model.lora import moved_adapter, with_adapter
 from gspo.model.policy import Policy
@@ -21,6 +22,7 @@ from gspo.model.prove import computing_in, disagreement, probe_ids
 _REACHES = ("window", "chunk", "conv", "kernel", "block")
 _MOST_REACH = {"cpu": 256, "cuda": 4096}  # longer ones would take too long to read
 _NUM_TOKENS = {"cpu": 7, "cuda": 22}  # of the longest response: on a GPU rows are dropped, and join, after 16
+_NUM_AGAIN = 2  # tokens that are said once more, behind what is kept
 _proven: WeakKeyDictionary[nn.Module, Means] = WeakKeyDictionary()
 
 
@@ -29,6 +31,7 @@ def proven_means(policy: Policy) -> Means:
     """The fastest means by which given tokens have the likelihoods that a plain pass over each sequence gives them.
 
     The proof reads ragged prompts, repeats them for groups of two, decodes, drops rows that end and has others join.
+    Then it goes on with each of them, from what is kept and from its middle, and says the last tokens anew.
     UserError where no means is right.
     """
     if policy.trunk in _proven:
@@ -44,8 +47,8 @@ def proven_means(policy: Policy) -> Means:
         found = []
         for row, end in enumerate(ends.tolist()):
             whole = torch.cat([prompts[row // 2], tokens[row]])[None]  # later tokens must not change earlier ones
-            hidden = policy.trunk(input_ids=whole, use_cache=False).last_hidden_state[0, lengths[row // 2] - 1 :]
-            found.append(policy.head.logits(hidden[:end]))
+            hidden = policy.trunk(input_ids=whole, use_cache=False).last_hidden_state[0, lengths[row // 2] - 1 : -1]
+            found.append(policy.head.logits(torch.cat([hidden[:end], hidden[-_NUM_AGAIN:]])))
         return torch.cat(found).log_softmax(-1).to(policy.dtype)
 
     # At half precision rounding alone has some routers choose other experts, and in float32 it does not.
@@ -54,9 +57,7 @@ def proven_means(policy: Policy) -> Means:
     for means, is_widened in product(tried, (False, True)[: 1 + is_half]):
         decoding = _Dictated(
             policy=policy,
-            prompts=[
-                Prompt(ids=tuple(prompts[row // 2].tolist()), key=row, max_new_tokens=num_tokens) for row in range(rows)
-            ],
+            prompts=_prompts([prompts[row // 2] for row in range(rows)], num_tokens),
             sampling=Sampling(),
             max_rows=rows - 2,  # the last prompt waits until there is room
             means=means,
@@ -82,10 +83,20 @@ class _Dictated(Decoding):
     logits: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by row and token
 
     def likelihoods(self) -> Float[Tensor, "N V"]:
-        """Log-likelihoods of the whole vocabulary at each token, row by row."""
+        """Log-likelihoods of the whole vocabulary at each token, row by row, and of the last ones once more."""
         self.generate()
-        places = [(row, place) for row, end in enumerate(self.ends.tolist()) for place in range(end)]
-        return torch.stack([self.logits[place] for place in places]).log_softmax(-1).to(self.policy.dtype)
+        longer = [
+            replace(prompt, ids=(*prompt.ids, *own[:-_NUM_AGAIN]), max_new_tokens=_NUM_AGAIN)
+            for prompt, own in zip(self.prompts, self.tokens.tolist(), strict=True)
+        ]
+        again, ends = self.tokens[:, -_NUM_AGAIN:], torch.full_like(self.ends, _NUM_AGAIN)
+        after = replace(self, prompts=longer, max_rows=len(longer), tokens=again, ends=ends, logits={})
+        after.generate()
+        found = []
+        for row, end in enumerate(self.ends.tolist()):
+            found += [self.logits[row, place] for place in range(end)]
+            found += [after.logits[row, place] for place in range(_NUM_AGAIN)]
+        return torch.stack(found).log_softmax(-1).to(self.policy.dtype)
 
     def _sample(self, rows: Rows) -> Int[Tensor, "R"]:
         self.logits |= zip(zip(rows.index.tolist(), rows.sampled.tolist(), strict=True), rows.logits, strict=True)
@@ -94,6 +105,11 @@ class _Dictated(Decoding):
         rows.sampled += 1
         rows.alive &= rows.sampled < self.ends[rows.index]
         return token
+
+
+def _prompts(prompts: Sequence[Int[Tensor, "T"]], num_tokens: int) -> list[Prompt]:
+    rows = enumerate(prompts)
+    return [Prompt(ids=tuple(ids.tolist()), key=key, max_new_tokens=num_tokens, session=Session()) for key, ids in rows]
 
 
 def _prompt_lengths(policy: Policy, num_tokens: int) -> list[int]:
