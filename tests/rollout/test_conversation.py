@@ -478,6 +478,22 @@ def test_each_turn_has_random_numbers_of_its_own(new_policy: Any, talkative: Any
     first, later = keys[: len(num_turns)], keys[len(num_turns) :]
     assert len({*keys}) == len(keys) == sum(num_turns) > len(first)
     assert {*later} <= {key_of_turn(key, turn) for key in first for turn in range(1, SETTINGS.max_turns)}
+    own = {prompt.session: prompt.key for prompt in asked[: len(first)]}
+    assert [*own.values()] == first  # and turns of a response have its session
+    for prompt in asked[len(first) :]:
+        assert prompt.key in {key_of_turn(own[prompt.session], turn) for turn in range(1, SETTINGS.max_turns)}
+
+
+def test_what_an_engine_keeps_of_a_conversation_goes_with_it(new_policy: Any, talkative: Any) -> None:
+    policy, read = new_policy(), list[int]()
+    policy.model.get_input_embeddings().register_forward_hook(lambda _, inputs, out: read.append(inputs[0].numel()))
+    sampler = talkative(policy)
+    read.clear()
+    (group,) = sampler.sample([query_of([4, 5, 6] * 20, 0)], SETTINGS, SamplingKey(seed=0, step=1))
+    num_later = sum(turn.role != "assistant" for sample in group.samples for turn in sample.turns)
+    num_tokens = sum(sample.num_tokens for sample in group.samples)
+    assert num_later >= 5 and sum(read) < 60 + 1.1 * num_tokens < 60 * num_later + num_tokens
+    assert not sampler.engine._decoder.kept._by_session
 
 
 def test_a_conversation_does_not_depend_on_what_is_sampled_beside_it(new_policy: Any, talkative: Any) -> None:
