@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from gspo.errors import UserError
@@ -39,6 +39,7 @@ class Bridge:
         self._writes_calls = "tool_calls" in str(getattr(tokenizer, "chat_template", None))
         self.speaker: Literal["user", "tool"] = "user" if as_user else "tool"
         roles = ("user",) if as_user else ("tool", "user")
+        self._around = cache(self._written_around)
         self.role = self._template.between(2, self._variables, roles)[0] if self._template else None  # None: plain text
 
     @property
@@ -62,19 +63,19 @@ class Bridge:
 
     def pieces(self, results: Sequence[str]) -> list[str]:
         """The texts of results with what stands around each; the first of the list is written behind an answer."""
+        around = self._around(len(results))
+        return [around[0], *(piece for pair in zip(results, around[1:], strict=True) for piece in pair)]
+
+    def _written_around(self, num_results: int) -> list[str]:
+        between = [_AFTER + _BEFORE] * (num_results - 1)
         if self._template is not None and self.role == "tool":
-            around = self._template.between(len(results), self._variables, roles=("tool",))[1]
-        elif self._template is not None:
+            return self._template.between(num_results, self._variables, roles=("tool",))[1]
+        if self._template is not None:
             first, last = self._template.between(1, self._variables, roles=("user",))[1]
             if self.speaker == "user":
-                around = [first, *["\n\n"] * (len(results) - 1), last]
-            else:
-                around = [first + _BEFORE.lstrip(), *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER.rstrip() + last]
-        elif self.speaker == "user":
-            around = [""] * (len(results) + 1)
-        else:
-            around = [_BEFORE, *[_AFTER + _BEFORE] * (len(results) - 1), _AFTER]
-        return [around[0], *(piece for pair in zip(results, around[1:], strict=True) for piece in pair)]
+                return [first, *["\n\n"] * (num_results - 1), last]
+            return [first + _BEFORE.lstrip(), *between, _AFTER.rstrip() + last]
+        return [""] * (num_results + 1) if self.speaker == "user" else [_BEFORE, *between, _AFTER]
 
     def tokens(self, results: Sequence[str], *, last: int) -> list[int]:
         """The tokens that follow `last`, with which the policy's turn has ended; results are plain text throughout.
@@ -94,7 +95,12 @@ class Bridge:
     @property
     def opened_text(self) -> str | None:
         """The text behind a prompt's last message, with which the policy's turn begins; None without a template."""
-        return self._template.around_a_question(self._variables)[1] if self._template else None
+        return self._around_a_question[1] if self._template else None
+
+    @cached_property
+    def _around_a_question(self) -> tuple[str, str]:
+        assert self._template is not None
+        return self._template.around_a_question(self._variables)
 
     def again(self, turns: Sequence[tuple[str, Sequence[str]]]) -> str | None:
         """The text behind a prompt's last message, as the template writes turns of the policy with what followed each.
@@ -109,7 +115,7 @@ class Bridge:
             messages += [{"role": "assistant", "content": turn}, *self._messages(results)]
         with suppress(UserError):
             before, _, behind = self._template.prompt(messages, self._variables, where="")[0].partition(HOLE)
-            return behind if before == self._template.around_a_question(self._variables)[0] else None
+            return behind if before == self._around_a_question[0] else None
         return None
 
     def rewrites(self, turn: str) -> bool:

@@ -174,7 +174,8 @@ class Conversation:
         """Append what tools or the environment say; where it has no room, return so."""
         bridge, written, prompt_ids = self._tools.bridge, response.pieces[-1], response.query.prompt_ids
         last = written.ids[-1]
-        context, marked = bridge.tokens(texts, last=last), bridge.marked(texts, last=last)
+        marked = bridge.marked(texts, last=last)
+        context = bridge.encoded(marked, bridge.tokenizer.decode([last]))
         response.said.append((written.turns[-1].text, texts))
         num_tokens = response.num_tokens + len(context)
         size, again = len(response.ids) + len(context), self._again(response)
