@@ -51,7 +51,7 @@ class Game:
     def get_reward(self):
         return eval(self.calls[-1]) if self.calls else None
 
-BARRIER = threading.Barrier(24)
+BARRIER = threading.Barrier(64)
 
 class Quiz:
     """Asks by messages, and counts."""
@@ -131,12 +131,12 @@ QUERY = Query(id="q", prompt="?", text="?", prompt_ids=(1,), columns={})
 
 def test_all_responses_compute_at_the_same_time_and_one_that_hangs_keeps_none_from_it(loaded: Any) -> None:
     tools = loaded()
-    sessions = [f"s{number}" for number in range(24)]  # more than a pool of threads has on two cores
+    sessions = [f"s{number}" for number in range(64)]  # more than a pool of threads has on two cores
 
     async def run() -> list[Sequence[Any]]:
         return await all_of([played(tools, session, "together") for session in sessions])
 
-    assert [result.text for (result,) in loop.run(run())] == ["together"] * 24
+    assert [result.text for (result,) in loop.run(run())] == ["together"] * 64
     short = loaded(tool_seconds=2.0)
 
     async def beside() -> list[Sequence[Any]]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from inspect import getmembers, isfunction
 from types import MethodType
 from typing import Any
 
@@ -27,6 +28,7 @@ from gspo.types import Failure
 
 _STEPS = "an environment without tools has reset(self, row) and step(self, text)"
 _ALL = 2**20  # calls at a time
+_MOST_THREADS = 128  # calls at a time of methods that are not async: each takes its time from the others
 _FORM = """write it as:
     def lookup(word: str) -> str:
         \"\"\"Look up a word.
@@ -103,7 +105,9 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
     call = find_tool(name)
     is_class = isinstance(call, type)
-    places = PLACES if call is Python else None  # to wait for one takes nothing of a call's time
+    awaited = any(is_async(own) for _, own in getmembers(call, isfunction)) if is_class else is_async(call)
+    places = _ALL if awaited else _MOST_THREADS if is_class else None  # to wait for one takes nothing of a call's time
+    places = PLACES if call is Python else places
     host = Processes(
         name,
         is_async=is_class or is_async(call),
@@ -120,7 +124,8 @@ def _mcp_server(server: str, settings: RolloutConfig, output: int) -> tuple[Rewa
     where = f"rollout.mcp: {server}"
     if find_spec("mcp") is None:
         raise UserError("the package mcp is not installed", where=where, fix="pip install 'gspo[mcp]'")
-    host = Processes(server, is_async=True, role="MCP server", keeps_state=True, output=output)
+    options: dict[str, Any] = {"role": "MCP server", "keeps_state": True, "output": output}
+    host = Processes(server, is_async=True, concurrent_calls=_ALL, **options)
     function = _hosted(server, McpServer(server), host, settings.tool_seconds)
     listing = replace(function, time_limit_seconds=START_SECONDS)
     listed = loop.run(_made(listing, {"tool": None, "arguments": {}}, most=None, kind="MCP server"))
