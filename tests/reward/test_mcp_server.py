@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,23 @@ async def stop_all() -> str:
 
 CALLS = []
 
+async def no_number():
+    return "five"
+
+server._tool_manager._tools["wrong"].fn = no_number
 server.run(*sys.argv[1:])
 '''
 COMMAND = f"{shlex.quote(sys.executable)} server.py"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
+    """The tools of a server that no test harms, and the calculator beside them."""
+    (path := tmp_path_factory.mktemp("shared") / "server.py").write_text(SERVER)
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}"
+    given = RolloutConfig(mcp=(command,), tools=("calculator",), tool_seconds=20.0)
+    with closing(load_tools(given, None, QueriesConfig(chat=False))) as tools:
+        yield tools
 
 
 @pytest.fixture
@@ -87,22 +102,20 @@ def answers(tools: Tools, *calls: tuple[str, dict[str, Any]]) -> list[Result]:
     return list(loop.run(tools.answers("s", texts)))
 
 
-def test_a_servers_tools_are_the_policys_beside_others(loaded: Any) -> None:
-    tools = loaded(tools=["calculator"])
+def test_a_servers_tools_are_the_policys_beside_others(shared: Tools) -> None:
     names = ["add", "wait", "fail", "leave", "wrong", "count", "stop_all"]
-    assert list(tools.by_name) == ["calculator", *names]
-    schema = tools.by_name["add"].schema
+    assert list(shared.by_name) == ["calculator", *names]
+    schema = shared.by_name["add"].schema
     assert schema["type"] == "function" and schema["function"]["description"] == "Add two numbers."
     assert schema["function"]["parameters"]["required"] == ["a", "b"]
-    results = answers(tools, ("add", {"a": 2, "b": 3}), ("calculator", {"expression": "2 * 3"}))
+    results = answers(shared, ("add", {"a": 2, "b": 3}), ("calculator", {"expression": "2 * 3"}))
     assert results == [Result(text="5"), Result(text="6")]
 
 
-def test_calls_are_made_at_the_same_time_and_one_that_is_late_costs_no_other(loaded: Any) -> None:
-    tools = loaded(tool_seconds=20.0)
+def test_calls_are_made_at_the_same_time_and_one_that_is_late_costs_no_other(shared: Tools, loaded: Any) -> None:
     waits = [("wait", {"seconds": 1.0})] * 8
     started = time.monotonic()
-    assert {result.text for result in answers(tools, *waits)} == {"waited 1"}
+    assert {result.text for result in answers(shared, *waits)} == {"waited 1"}
     assert time.monotonic() - started < 6  # not 8, however slow the machine is
     short = loaded(tool_seconds=2.0)
     late, other = answers(short, ("wait", {"seconds": 60.0}), ("add", {"a": 1, "b": 1}))
@@ -110,17 +123,10 @@ def test_calls_are_made_at_the_same_time_and_one_that_is_late_costs_no_other(loa
     assert answers(short, ("add", {"a": 1, "b": 2}))[0].text == "3"
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (("fail", {}), "error: "),
-        (("add", {"a": "x", "b": 1}), "error: "),
-        (("add", {}), "error: "),
-    ],
-)
-def test_what_the_server_says_against_a_call_is_read_by_the_policy(call: Any, said: str, loaded: Any) -> None:
-    (result,) = answers(loaded(), call)
-    assert result.is_error and result.text.startswith(said) and result.failure is None
+@pytest.mark.parametrize("call", [("fail", {}), ("add", {"a": "x", "b": 1}), ("add", {})])
+def test_what_the_server_says_against_a_call_is_read_by_the_policy(call: Any, shared: Tools) -> None:
+    (result,) = answers(shared, call)
+    assert result.is_error and result.text.startswith("error: ") and result.failure is None
 
 
 def test_a_server_that_dies_masks_what_is_under_way_and_is_started_anew(loaded: Any) -> None:
@@ -136,15 +142,10 @@ def test_a_server_that_dies_masks_what_is_under_way_and_is_started_anew(loaded: 
     assert answers(tools, ("add", {"a": 1, "b": 1}))[0].text == "2"
 
 
-def test_an_error_of_one_call_leaves_the_server_as_it_is(loaded: Any, tmp_path: Path) -> None:
-    text = SERVER.replace("server.run(", "server._tool_manager._tools['wrong'].fn = nothing\nserver.run(")
-    (tmp_path / "server.py").write_text(
-        text.replace("CALLS = []", "CALLS = []\nasync def nothing():\n    return 'five'")
-    )
-    tools = loaded()
-    assert answers(tools, ("count", {}))[0].text == "1"
-    assert answers(tools, ("wrong", {}))[0].text.startswith("error: ")
-    assert answers(tools, ("count", {}))[0].text == "2"
+def test_an_error_of_one_call_leaves_the_server_as_it_is(shared: Tools) -> None:
+    assert answers(shared, ("count", {}))[0].text == "1"
+    assert answers(shared, ("wrong", {}))[0].text.startswith("error: ")
+    assert answers(shared, ("count", {}))[0].text == "2"
 
 
 def test_a_server_that_hangs_is_given_up_and_started_anew(loaded: Any) -> None:

@@ -1,13 +1,15 @@
 """What a reward's process sends is checked where it is read: a function may have found the connection."""
 
+import asyncio
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.samples import scores_of
 
-from gspo.reward.calls import MESSAGE
+from gspo.reward.calls import MESSAGE, _Worker
 from gspo.reward.reply import Reply
 from gspo.reward.score import score
 
@@ -47,30 +49,48 @@ FORGED: tuple[dict[str, Any], ...] = (
     {"user_error": [1, 2, 3]},
 )
 MESSAGES = (
-    "b'garbage'",
-    "b''",
-    "b'\\xff\\xfe'",
-    "b'[' * 100000",
-    "b'{}'",
-    "b'[]'",
-    "b'3'",
-    "b'null'",
-    "b'[3]'",
-    "b'[0, {\"values\": [1.0]}]'",
-    "b'[1, {}, {}]'",
-    "b'[1, 3]'",
-    "b'[null, [[3]]]'",
-    *(
-        repr(json.dumps([1, fields]).encode())  # 1: the first request after that whether it is ready
-        for fields in FORGED
-    ),
+    b"garbage",
+    b"",
+    b"\xff\xfe",
+    b"[" * 100000,
+    b"{}",
+    b"[]",
+    b"3",
+    b"null",
+    b"[3]",
+    b'[0, {"values": [1.0]}]',
+    b"[1, {}, {}]",
+    b"[1, 3]",
+    b"[null, [[3]]]",
+    *(json.dumps([1, fields]).encode() for fields in FORGED),  # 1: the first request after that whether it is ready
 )
 
 
+async def read(message: bytes) -> tuple[Reply | None, str]:
+    """What the reader makes of a line while one value is due for request 1: the reply, and what it says is none."""
+    worker, lines, due = object.__new__(_Worker), asyncio.StreamReader(), asyncio.get_running_loop().create_future()
+    worker.garbled, worker._due = "", {1: (1, due)}
+    worker._writer = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    lines.feed_data(message + b"\n")
+    lines.feed_eof()
+    await worker._read(lines)
+    return await due, worker.garbled
+
+
 @pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_that_is_none_is_no_reply_and_the_last_that_is_read(message: bytes) -> None:
+    reply, garbled = asyncio.run(read(message))
+    assert reply is None and garbled.startswith("its process says what is no message: b") and len(garbled) < 200
+
+
+def test_a_message_that_is_one_is_the_reply() -> None:
+    assert asyncio.run(read(b'[1, {"values": [1.0]}]')) == (Reply(values=[1.0]), "")
+
+
+@pytest.mark.parametrize("message", [b"garbage", b'[1, {"values": [1.0, 1.0]}]'])
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_message_that_is_none_masks_the_response_with_the_reason(
-    message: str, groups: Any, named: Any, capfd: Any
+    message: bytes, groups: Any, named: Any, capfd: Any
 ) -> None:
     scored = score(groups(["bad"], *[["good"]] * 5), [named(FORGER.format(message=message))])
     assert [one.reward for one in scores_of(scored)] == [None] + [1.0] * 5
