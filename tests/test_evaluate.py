@@ -1,5 +1,6 @@
 """`gspo eval`: what a model is judged to be, that nothing judged is lost or judged again, and what it refuses."""
 
+import contextlib
 import json
 import math
 import os
@@ -52,17 +53,36 @@ def is_even(prompts, completions, answer, **columns):
 """
 
 
+def furnish(path: Path, new_policy: Callable[..., Policy]) -> Path:
+    """Give a directory two models, a suite, its rows and its verifier."""
+    new_policy().save(path / "model_a")
+    new_policy(seed=1).save(path / "model_b")
+    rows = [{"prompt": f"{n} + 2 =", "answer": str(n + 2)} for n in (1, 2, 3, 7, 11, 12)]
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "even.yaml").write_text(SUITE)
+    (path / "judge.py").write_text(JUDGE)
+    return path
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_policy: Callable[..., Policy]) -> Path:
-    """A working directory with two models, a suite, its rows and its verifier."""
     monkeypatch.chdir(tmp_path)
-    new_policy().save(tmp_path / "model_a")
-    new_policy(seed=1).save(tmp_path / "model_b")
-    rows = [{"prompt": f"{n} + 2 =", "answer": str(n + 2)} for n in (1, 2, 3, 7, 11, 12)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "even.yaml").write_text(SUITE)
-    (tmp_path / "judge.py").write_text(JUDGE)
-    return tmp_path
+    return furnish(tmp_path, new_policy)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, new_policy: Callable[..., Policy]) -> Path:
+    """A furnished directory with an evaluation, and beside it what nothing can be judged by."""
+    path = furnish(tmp_path_factory.mktemp("judged"), new_policy)
+    with contextlib.chdir(path):
+        evaluated()
+    (path / "no_answer.jsonl").write_text('{"prompt": "1 + 2 ="}\n')
+    (path / "odd_answer.jsonl").write_text('{"prompt": "1 + 2 =", "answer": {"a": 1}}\n')
+    (path / "other.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    (path / "odd.yaml").write_text("sample: 4")
+    (path / "odd").mkdir()
+    (path / "odd/evaluation.json").write_text("[]")
+    return path
 
 
 def evaluated(target: str = "model_a", *overrides: str, suite: str = "even.yaml", **given: Any) -> dict[str, Any]:
@@ -211,21 +231,15 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
     ],
 )
 def test_what_cannot_be_judged_is_refused_with_one_message_and_nothing_is_lost(
-    place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture
+    judged: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str, capsys: pytest.CaptureFixture
 ) -> None:
-    evaluated()
-    before = (place / "evaluations/model_a/evaluation.json").read_bytes()
-    (place / "no_answer.jsonl").write_text('{"prompt": "1 + 2 ="}\n')
-    (place / "odd_answer.jsonl").write_text('{"prompt": "1 + 2 =", "answer": {"a": 1}}\n')
-    (place / "other.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
-    (place / "odd.yaml").write_text("sample: 4")
-    (place / "odd").mkdir()
-    (place / "odd/evaluation.json").write_text("[]")
+    monkeypatch.chdir(judged)
+    before = {path: path.read_bytes() for path in judged.rglob("*.json")}
     assert main(["eval", *words]) == 2
     error = capsys.readouterr().err
     assert error.count("error: ") == 1 and "Traceback" not in error
     assert any(part in error for part in message.split("|")), error
-    assert (place / "evaluations/model_a/evaluation.json").read_bytes() == before
+    assert {path: path.read_bytes() for path in judged.rglob("*.json")} == before
 
 
 def test_what_was_judged_before_an_engine_died_is_kept(

@@ -1,6 +1,8 @@
 """The order of the rooms: a room imports only what stands before it."""
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -27,23 +29,31 @@ ORDER = [
 ]
 
 
+@cache
+def _own_imports(path: Path) -> tuple[ast.ImportFrom, ...]:
+    """Where a file imports of the package, within functions, too."""
+
+    def found() -> Iterator[ast.ImportFrom]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gspo":
+                yield node
+
+    return tuple(found())
+
+
 def test_every_room_imports_only_rooms_before_it() -> None:
     for path in ROOT.rglob("*.py"):
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gspo":
-                module = str(node.module).split(".")
-                for other in module[1:2] or [alias.name for alias in node.names]:
-                    assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
+        for node in _own_imports(path):
+            module = str(node.module).split(".")
+            for other in module[1:2] or [alias.name for alias in node.names]:
+                assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
 
 
 def _imports(path: Path) -> set[str]:
-    """The files of the package that a file imports, within functions, too; a name of a room may be a file itself."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gspo":
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    """The files of the package that a file imports; a name of a room may be a file itself."""
+    nodes = _own_imports(path)
+    return {str(node.module) for node in nodes} | {f"{node.module}.{own.name}" for node in nodes for own in node.names}
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

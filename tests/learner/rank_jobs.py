@@ -73,6 +73,14 @@ JOBS = {
     "clipped": Job(shift=0.5),  # passes without a gradient
     "few samples": Job(num_samples=3),  # fewer than ranks
 }
+SAMPLES_IN = {1: (ALL, 1), 2: (60, 1), 4: (60, 1)}
+# On 4 ranks, two copies of the shares: one job for each kind of model and of what ranks add up.
+OF_FOUR = ("dense", "experts", "noise", "lora", "few samples")
+
+
+def jobs_of(number: int) -> Sequence[str]:
+    """Return the names of the jobs that so many ranks do."""
+    return OF_FOUR if number == 4 else tuple(JOBS)
 
 
 def main() -> None:
@@ -95,7 +103,7 @@ def _rank(rank: int, number: int, directory: Path) -> None:
     if number > 1:
         store, seconds = f"file://{directory}/store{number}", datetime.timedelta(seconds=240)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=number, timeout=seconds)
-    for name in JOBS:
+    for name in jobs_of(number):
         for tokens, as_ranks in RUNS[number]:
             result = _do(directory, number, name, tokens, as_ranks)
             if rank == 0:
@@ -121,7 +129,8 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         chosen = map(_others, likelihood.experts) if likelihood.experts else repeat(None)
         return zip(split_tokens(likelihood.logprobs, sequences), chosen, strict=False)
 
-    sampled = _sampled(policy)  # before the gradient, which must not change by it
+    # Before the gradient, which must not change by it; once for each number of ranks.
+    sampled = _sampled(policy) if (tokens, as_ranks) == SAMPLES_IN[number] else {}
     rng, old = random.Random(1), dict[int, tuple[torch.Tensor, Experts | None]]()
     for part in parts:
         old |= zip(part, for_each_sample(learner, [samples[place] for place in part], own), strict=True)

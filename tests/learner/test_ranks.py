@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.cost import Shape
 from tests.conftest import FAMILIES, SHAPE
-from tests.learner.rank_jobs import ALL, JOBS
+from tests.learner.rank_jobs import ALL, JOBS, OF_FOUR, RUNS, jobs_of
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig
 
@@ -49,8 +49,10 @@ def test_two_ranks_have_the_gradient_of_one_process_that_cuts_as_they_do_bit_by_
     assert all(torch.equal(ranks["gradient"][key], one["gradient"][key]) for key in one["gradient"])
 
 
-@pytest.mark.parametrize(("number", "tokens"), [(2, ALL), (2, 60), (4, 60)])
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    ("number", "tokens", "name"),
+    [(number, tokens, name) for number in (2, 4) for tokens, _ in RUNS[number] for name in jobs_of(number)],
+)
 def test_a_step_on_ranks_is_that_of_one_process(name: str, tokens: int, number: int, done: Any) -> None:
     ranks, one = done(f"{name} {number} {tokens}"), done(f"{name} 1 {ALL}")
     bound = 2e-2 if name == "bfloat16" else 2e-6
@@ -65,14 +67,17 @@ def test_a_step_on_ranks_is_that_of_one_process(name: str, tokens: int, number: 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "bfloat16"])
 def test_responses_are_those_of_one_process(name: str, done: Any) -> None:
-    assert done(f"{name} 4 60")["sampled"] == done(f"{name} 2 60")["sampled"] == done(f"{name} 1 {ALL}")["sampled"]
+    alone = done(f"{name} 1 {ALL}")["sampled"]
+    assert done(f"{name} 2 60")["sampled"] == alone
+    assert name not in OF_FOUR or done(f"{name} 4 60")["sampled"] == alone
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_engine_decodes_as_on_one_process(name: str, done: Any) -> None:
     """The decoder that is written out is fast, and is proven with the whole model."""
     alone = done(f"{name} 1 {ALL}")["description"]
-    assert done(f"{name} 2 60")["description"] == alone and done(f"{name} 4 60")["description"] == alone
+    assert done(f"{name} 2 60")["description"] == alone
+    assert name not in OF_FOUR or done(f"{name} 4 60")["description"] == alone
     assert alone["decoder written out"] == "True"
 
 

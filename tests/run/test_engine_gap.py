@@ -25,7 +25,7 @@ def trained(tmp_path: Path, shift: float, monkeypatch: pytest.MonkeyPatch, dtype
 
     monkeypatch.setattr(decoding, "sample_tokens", shifted)
     tree = load_recipe(TINY).model_dump(mode="json")
-    tree |= {"output_dir": str(tmp_path), "steps": 1, "evaluation": {}, "cold_start": {}}
+    tree |= {"output_dir": str(tmp_path), "steps": 1, "evaluation": {"num_queries": 0}, "cold_start": {}}
     tree |= {"model": {**tree["model"], "dtype": dtype}, "actor": {**tree["actor"], "old_logprobs": old_logprobs}}
     return train(make_recipe(tree, where="test"), display=Display(quiet=True))
 

@@ -140,7 +140,7 @@ def test_each_response_has_a_state_of_its_own_and_the_environments_reward() -> N
     "others", [(), ("rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine")]
 )
 def test_a_run_broken_off_is_the_unbroken_one(others: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
-    keys = [*KEYS, *others, "rollout.environment=game.py:Game"]
+    keys = [*KEYS, *others, "rollout.environment=game.py:Game", "steps=2"]
     train(recipe_of("unbroken", *keys))
     broken_off(recipe_of("broken", *keys), SAMPLING, 25)
     if not others:

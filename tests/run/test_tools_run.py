@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("_talkative")
     "others", [(), ("rollout.max_staleness=1", "rollout.in_turn=true", "actor.old_logprobs=engine")]
 )
 def test_a_run_broken_off_is_the_unbroken_one(others: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
-    keys = [*FAST, *others]
+    keys = [*FAST, *others, "steps=2"]
     train(recipe_of("unbroken", *keys))
     for number, (place, count) in enumerate([(SAMPLING, 5), (REWARD, 1), (GRADIENT, 1), (SAMPLING, 30)]):
         if others and place == REWARD:  # groups ahead are scored elsewhere
@@ -70,7 +70,8 @@ def test_turns_are_counted_written_down_and_evaluated() -> None:
 
 
 def test_check_says_which_tools_there_are_and_how_results_are_written() -> None:
-    lines = "\n".join(check(load_recipe(Path(__file__).parents[2] / "recipes" / "calculator.yaml")))
+    few = ["queries.procedural.size=64", "evaluation.num_queries=8"]
+    lines = "\n".join(check(load_recipe(Path(__file__).parents[2] / "recipes" / "calculator.yaml", few)))
     assert "tool        calculator(expression): Compute an arithmetic expression." in lines
     assert r'results     as plain text, which are not trained on: "\n<tool_response>\nRESULT\n' in lines
 
