@@ -295,3 +295,22 @@ def tokens_read() -> Callable[[Any], list[tuple[int, ...]]]:
         return shapes
 
     return watch
+
+
+@pytest.fixture
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test is in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def format_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reward `format` is called here: a process takes a third of a tiny run, and tests/test_train.py has one."""
+    from gspo.reward import functions
+
+    made = functions._made
+
+    def in_this_process(reward: Any, *arguments: Any, in_processes: bool, **keywords: Any) -> Any:
+        return made(reward, *arguments, in_processes=in_processes and reward.function != "format", **keywords)
+
+    monkeypatch.setattr(functions, "_made", in_this_process)

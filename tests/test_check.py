@@ -12,13 +12,10 @@ from tests.small_model import save_small_model
 
 from gspo import cli
 
+pytestmark = pytest.mark.usefixtures("own_directory", "format_in_process")
+
 TINY = Path(__file__).with_name("tiny.yaml")
 GPT_OSS = {"model_type": "gpt_oss", **SHAPE, **FAMILIES["gpt_oss"]}
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def check(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:

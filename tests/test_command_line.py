@@ -15,15 +15,12 @@ from tests.needs import needs
 from gspo import cli
 from gspo.recipe.load import dump_recipe, load_recipe
 
+pytestmark = pytest.mark.usefixtures("own_directory")
+
 TINY = Path(__file__).with_name("tiny.yaml")
 GSPO = Path(sys.executable).with_name("gspo")
 COMMANDS = ("train", "resume", "check")
 HEAVY = ("torch", "transformers", "datasets", "reasoning_gym", "pydantic", "rich")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -27,12 +27,9 @@ from gspo.run.recorder import Recorder, rollout_lines
 from gspo.run.run import open_run
 from gspo.types import Batch, Score
 
+pytestmark = pytest.mark.usefixtures("own_directory", "format_in_process")
+
 TINY = Path(__file__).with_name("tiny.yaml")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def varied_batch(policy: Policy, parts: Inputs, recipe: Any) -> Batch:

@@ -18,6 +18,8 @@ from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
 from gspo.train import Outcome, train
 
+pytestmark = pytest.mark.usefixtures("own_directory", "format_in_process")
+
 TINY = Path(__file__).with_name("tiny.yaml")
 ROLLOUT_FIELDS = {
     "query",
@@ -58,11 +60,6 @@ METRICS = {  # DESIGN.md
     "memory/peak_bytes",
 }
 VARIES = ("time/", "throughput/", "memory/")  # between two runs of one recipe
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
 from gspo.train import Outcome, train
 
+pytestmark = pytest.mark.usefixtures("own_directory", "format_in_process")
+
 TINY = Path(__file__).with_name("tiny.yaml")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} / {% endfor %}"
@@ -43,11 +45,6 @@ VERL = [
     }
     for n in range(1, 7)
 ]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def recipe_of(*overrides: str) -> Recipe:

@@ -16,6 +16,8 @@ from gspo.recipe.load import make_recipe
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.sections import ActorConfig
 
+pytestmark = pytest.mark.usefixtures("own_directory")
+
 NewPolicy = Callable[..., Policy]
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 REPLAYS, EVENS = ["actor.routing_replay=policy"], ["actor.router_aux_loss=0.01"]
@@ -30,11 +32,6 @@ def check_routing(actor: ActorConfig, policy: Policy) -> None:
     """As a run does with a model that it has loaded."""
     if policy.routing is None:
         refuse_experts(actor, type(policy.model).__name__, policy.unknown_routers)
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -15,13 +15,10 @@ from gspo.errors import UserError
 from gspo.report.run_files import RunFiles, read_run
 from gspo.run.lock import Lock
 
+pytestmark = pytest.mark.usefixtures("own_directory")
+
 RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
 Writing = Callable[..., RunFiles]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -19,11 +19,6 @@ TINY = Path(__file__).parents[1] / "tiny.yaml"
 SHORT = ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0"]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def recipe_of(**keys: Any) -> Recipe:
     return make_recipe({"name": "a", "steps": 1, "model": {"path": "m"}, **keys})
 

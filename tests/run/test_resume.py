@@ -37,8 +37,7 @@ ROWS = [{"prompt": f"{n} + {n} =", "completion": f" {2 * n}", "answer": str(2 * 
 
 
 @pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _rows(own_directory: None) -> None:
     write_rows(ROWS)
 
 

@@ -20,8 +20,7 @@ BRIEF = ("cold_start.steps=0", "evaluation.num_queries=0")
 
 
 @pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _patient(own_directory: None, format_in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send, "WAIT_SECONDS", PATIENCE)
 
 

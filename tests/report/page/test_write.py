@@ -15,12 +15,9 @@ from gspo.errors import UserError
 from gspo.report.page.write import document, write_report
 from gspo.report.run_files import read_run
 
+pytestmark = pytest.mark.usefixtures("own_directory")
+
 LOG = Path(__file__).with_name("default_run.jsonl")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def quiet(_: str) -> None:
