@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import FAMILIES
 from transformers import PreTrainedTokenizerFast
 
 from gspo.errors import UserError
@@ -56,16 +57,18 @@ def test_a_saved_policy_loads_again_and_computes_the_same(family: str, new_polic
     assert ours.num_parameters == policy.num_parameters
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, "bfloat16") for family in FAMILIES), ("qwen3", "float32"), ("gpt_oss", "float32")]
+)
 def test_saved_weights_stand_in_for_the_recipes_bit_by_bit(
-    each_family: str, dtype: str, new_policy: NewPolicy, tmp_path: Path
+    family: str, dtype: str, new_policy: NewPolicy, tmp_path: Path
 ) -> None:
-    policy = new_policy(each_family, dtype)
+    policy = new_policy(family, dtype)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     policy.save(tmp_path, policy.weights())
-    again = new_policy(each_family, dtype, seed=1, weights=tmp_path)
+    again = new_policy(family, dtype, seed=1, weights=tmp_path)
     expected, found = policy.model.state_dict(), again.model.state_dict()
     assert found.keys() == expected.keys()
     for name, weight in found.items():
