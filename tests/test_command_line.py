@@ -122,6 +122,7 @@ def test_what_is_no_command_shows_the_usage_with_exit_code_2(
         ("train --config base.yaml", "the recipe comes first: gspo train base.yaml"),
         ("check --config base.yaml", "the recipe comes first: gspo check base.yaml"),
         ("train base.yaml --steps 3", "keys follow the recipe as key.subkey=value; steps: here it is steps=3"),
+        ("train base.yaml --steps=3", "here it is steps=3"),
         ("train --steps 3", "here it is steps=3"),
         ("train base.yaml --lr 1e-6", "lr: here it is actor.optimizer.lr"),
         ("train base.yaml --learning-rate=1e-6 seed=1", "learning_rate: here it is actor.optimizer.lr"),
@@ -209,21 +210,6 @@ def test_a_new_run_gets_a_number_or_takes_the_place_of_the_one_there_is(capsys: 
     assert Path("runs/tiny-2/report.html").is_file() and Path("runs/tiny/report.html").is_file()
     assert cli.main(["report", "runs"]) == 0
     assert "3 runs" in Path("compared.html").read_text(encoding="utf-8").partition("</title>")[0]
-
-
-def test_overrides_are_taken_with_or_without_a_plus_and_the_last_one_holds() -> None:
-    overrides = ["+steps=1", "rollout.group_size=2", "rollout.group_size=3", "evaluation.num_queries=0"]
-    assert cli.main(["train", str(TINY), *overrides]) == 0
-    written = load_recipe("runs/tiny/recipe.yaml")
-    assert (written.steps, written.rollout.group_size) == (1, 3)
-
-
-def test_an_override_in_the_style_of_an_option_is_refused_with_the_right_way(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["train", str(TINY), "--steps=3"]) == 2
-    error = capsys.readouterr().err
-    assert "--steps=3" in error and "key.subkey=value" in error and " steps=3" in error
 
 
 def test_the_paths_in_the_summary_can_be_copied_whole(capsys: pytest.CaptureFixture[str]) -> None:

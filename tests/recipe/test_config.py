@@ -58,7 +58,8 @@ def test_every_way_to_write_a_small_number_is_a_number(minimal: Path, text: str)
 
 
 def test_overrides_reach_sections_the_file_does_not_have_and_lists(minimal: Path) -> None:
-    overrides = ["+cold_start.optimizer.lr=1e-2", "reward=[{function: math}]", "reward.0.weight=2", "rollout.top_k=5"]
+    overrides = ["rollout.top_k=4", "+cold_start.optimizer.lr=1e-2", "reward=[{function: math}]"]
+    overrides += ["reward.0.weight=2", "rollout.top_k=5"]  # the last one holds
     recipe = load_recipe(minimal, overrides)
     assert recipe.cold_start.optimizer.lr == 1e-2
     assert recipe.reward[0].weight == 2
