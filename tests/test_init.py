@@ -318,4 +318,5 @@ def test_a_short_context_and_few_rows_are_seen() -> None:
 def test_prompts_that_are_too_long_are_left_out_and_the_others_are_asked_for_the_form() -> None:
     rows = [*rows_of("What is {} + {}?", answer="[]"), {"prompt": "word " * 4000, "answer": "1"}]
     recipe = init("--data", write("rows.jsonl", rows))
+    assert "of them too long" in Path(f"{recipe.name}.yaml").read_text()
     assert recipe.queries.overlong == "filter" and "boxed" in str(recipe.queries.system or recipe.queries.template)

@@ -159,6 +159,8 @@ def _values(draft: Recipe, reward_file: Path, answer: str | None) -> dict[str, A
     keys = {"config": queries.config, "prompt": queries.prompt, **instruction}
     keys |= {"split": queries.split} if queries.split != "train" else {}
     keys |= {"overlong": "filter"} if len(rendered) < len(rows.train) else {}  # more will be: a response needs room
+    left_out = f", {len(rows.train) - len(rendered):,} of them too long" if len(rendered) < len(rows.train) else ""
+    of_lengths = f"{min(lengths):,} to {max(lengths):,}"
     kind = "text" if isinstance(first.prompt, str) else "chat"
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     return {
@@ -171,7 +173,7 @@ def _values(draft: Recipe, reward_file: Path, answer: str | None) -> dict[str, A
         "data": _yaml(data),
         "queries": "".join(f"\n  {key}: {_yaml(value)}" for key, value in keys.items() if value is not None),
         "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
-        "about_data": f"{len(rows.train):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
+        "about_data": f"{len(rows.train):,} rows{left_out}, {kind} prompts of {of_lengths} tokens",
     }
 
 

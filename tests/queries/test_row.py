@@ -68,8 +68,13 @@ def test_a_missing_prompt_column_names_those_there(wanted: str | None) -> None:
 
 @pytest.mark.parametrize("prompt", [None, 7, [], ["hi"], [{"content": "no role"}], {"role": "user"}])
 def test_what_is_no_prompt_is_refused_with_its_row(prompt: Any) -> None:
-    with pytest.raises(UserError, match="data:2"):
+    with pytest.raises(UserError, match="data, row 2: column 'prompt' holds"):
         lay_out([{"prompt": "fine"}, {"prompt": prompt}], source="data")
+
+
+def test_a_row_without_a_prompt_is_refused_as_such() -> None:
+    with pytest.raises(UserError, match="data, row 2: it has no 'prompt'"):
+        lay_out([{"prompt": "fine"}, {"answer": "1"}], source="data")
 
 
 def test_a_column_that_differs_in_case_replaces_none() -> None:
@@ -89,7 +94,7 @@ def test_columns_that_differ_in_case_alone_are_refused_where_either_could_be_mea
     ["half \ud83d", [{"role": "user", "content": "half \ud83d"}], [{"role": "user", "content": "a", "n": math.nan}]],
 )
 def test_a_prompt_that_no_tokenizer_reads_is_refused_with_its_row_and_column(prompt: Any) -> None:
-    with pytest.raises(UserError, match=r"data:2: column 'prompt' holds half of a surrogate pair"):
+    with pytest.raises(UserError, match=r"data, row 2: column 'prompt' holds half of a surrogate pair"):
         lay_out([{"prompt": "fine é"}, {"prompt": prompt}], source="data")
 
 
@@ -97,7 +102,7 @@ def test_a_prompt_nested_without_end_is_refused() -> None:
     deep: Any = "x"
     for _ in range(10_000):
         deep = [deep]
-    with pytest.raises(UserError, match=r"data:1: column 'prompt'"):
+    with pytest.raises(UserError, match=r"data, row 1: column 'prompt'"):
         lay_out([{"prompt": deep}], source="data")
 
 

@@ -125,6 +125,14 @@ def test_what_verls_function_needs_and_the_row_has_not_is_named(groups: Any, fun
         score(groups(["a"], other=["a"]), functions(compute_score))
 
 
+def test_a_parameter_that_is_misspelt_is_named_as_it_was_meant(groups: Any, functions: Any) -> None:
+    def judge(completion: Any, answer: Any) -> list[float]:
+        return [0.0]
+
+    with pytest.raises(UserError, match=r"it needs completion; (.|\n)*did you mean completions\?"):
+        score(groups(["a"], answer=["a"]), functions(judge))
+
+
 @pytest.mark.parametrize("column", ["trainer_state", "log_metric", "log_extra"])
 def test_no_column_stands_in_for_what_the_run_gives(column: str, groups: Any, functions: Any) -> None:
     with pytest.raises(UserError, match=f"a column is named {column}"):

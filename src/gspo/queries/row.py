@@ -142,7 +142,8 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         for batch in file.iter_batches():
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise UserError(f"not a readable Parquet file: {error}", where=str(path)) from None
+        fix = "save it as Parquet, or name it by what it is: .jsonl, .json or .csv"
+        raise UserError(f"not a readable Parquet file: {error}", where=str(path), fix=fix) from None
 
 
 def _read_hub(path: str, *, config: str | None, split: str) -> Any:
@@ -190,7 +191,10 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
     rows = []
     for number, raw in enumerate(raw_rows, start=1):
         row_id, columns = f"{source}:{number}", {name: raw.get(name) for name in names}
-        prompt = _checked_prompt(columns.pop(prompt_name), prompt_name, row_id=row_id)
+        where = f"{source}, row {number}"  # not its line: some are empty
+        if prompt_name not in raw:
+            raise UserError(f"it has no {prompt_name!r}", where=where, fix="give it one, or take it out")
+        prompt = _checked_prompt(columns.pop(prompt_name), prompt_name, where=where)
         if answer_name is not None and answer_name in columns:
             columns["answer"] = columns.pop(answer_name)
         if is_gsm8k:
@@ -267,7 +271,7 @@ def _gsm8k_number(answer: Any) -> str | None:
     return match and match["number"].replace(",", "")
 
 
-def _checked_prompt(prompt: Any, name: str, *, row_id: str) -> str | Messages:
+def _checked_prompt(prompt: Any, name: str, *, where: str) -> str | Messages:
     try:
         is_readable = writable(prompt) == prompt
     except RecursionError:
@@ -281,4 +285,4 @@ def _checked_prompt(prompt: Any, name: str, *, row_id: str) -> str | Messages:
     if is_readable:
         fault = f"{repr(prompt)[:60]}: neither text nor a list of messages with a role and content"
     fix = "fix the row, or set queries.prompt to another column"
-    raise UserError(f"column {name!r} holds {fault}", where=row_id, fix=fix)
+    raise UserError(f"column {name!r} holds {fault}", where=where, fix=fix)

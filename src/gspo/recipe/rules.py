@@ -280,7 +280,8 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.advantage == "optimal_token_baseline" and actor.discount != 1,
         f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
         """: tunes_range and not published.bounds_ratio,
-        """actor.clip_fraction follows the ratio of the sequence; at level token each token has its own: set another
+        """actor.clip_fraction follows the ratio of the sequence; at level token (GRPO) each token has its own; set
+        actor.clip_fraction, actor.clip_low and actor.clip_high to null: GRPO's published range
         """: tunes_range and published.bounds_ratio and level == "token",
         """actor.clip_fraction: tokens have advantages of their own here; set clip_low and clip_high, and leave it out
         """: tunes_range and per_token,

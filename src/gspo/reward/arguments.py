@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Literal
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.reward.calls import NAMED, RewardFunction, parameters_of
 from gspo.reward.reply import Arguments, TrainerState
 from gspo.rollout.segments import split_segments
@@ -53,6 +53,7 @@ def arguments_of(
     if missing:
         what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
         fix = "rename the column or the parameter, or give it under the reward's options"
+        fix = did_you_mean(missing[0], available, fix) if len(missing) == 1 else fix
         fix = "set them under the reward's options" if {*missing} <= {*function.only_options} else fix
         fix = "set per: segment beside the function, or rename the parameter" if "segments" in missing else fix
         raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
