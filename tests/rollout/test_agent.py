@@ -426,6 +426,20 @@ def test_what_cannot_be_had_is_refused_by_name(body: dict[str, Any], sentence: s
     assert pieces_of(played(play, Policies("one"))) == ["<user>hi§<assistant>[one§]"]
 
 
+def test_a_connection_that_has_waited_is_still_there() -> None:
+    """The client closes it: what it asks as the server does so would be lost."""
+
+    async def play(client: Client, row: Mapping[str, Any]) -> None:
+        client._http = httpx.AsyncClient(headers=client._http.headers, limits=httpx.Limits(keepalive_expiry=60))
+        replies = [await client.post(messages=[user("hi")])]
+        await asyncio.sleep(6)  # servers often wait 5 seconds
+        replies.append(await client.post(messages=[user("hi")]))
+        first, second = (own.extensions["network_stream"].get_extra_info("client_addr") for own in replies)
+        assert first == second
+
+    played(play, Policies("one", "two"))
+
+
 def test_other_addresses_and_keys_are_refused() -> None:
     async def play(client: Client, row: Mapping[str, Any]) -> None:
         assert (await client.post("/completions", messages=[user("hi")])).status_code == 404
