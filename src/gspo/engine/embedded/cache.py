@@ -120,7 +120,7 @@ class Past:
     ids: tuple[int, ...]
     keys: Float[Tensor, "L heads T dim"]
     values: Float[Tensor, "L heads T dim_v"]
-    experts: Integer[Tensor, "T L K"] | None  # on the CPU, where they are recorded
+    experts: Integer[Tensor, "T routers K"] | None  # on the CPU, where they are recorded
 
     def first(self, count: int) -> "Past":
         """Return the past of the first tokens alone."""

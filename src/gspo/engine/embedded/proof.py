@@ -107,7 +107,7 @@ class _Dictated(Decoding):
         return token
 
 
-def _prompts(prompts: Sequence[Int[Tensor, "T"]], num_tokens: int) -> list[Prompt]:
+def _prompts(prompts: Sequence[Int[Tensor, "_"]], num_tokens: int) -> list[Prompt]:
     rows = enumerate(prompts)
     return [Prompt(ids=tuple(ids.tolist()), key=key, max_new_tokens=num_tokens, session=Session()) for key, ids in rows]
 
