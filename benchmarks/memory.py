@@ -101,7 +101,7 @@ def plans() -> str:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
             lines = plan(load_recipe("recipes/gsm8k.yaml", [f"model.path={directory}", *words.split()]), gpus)
-            command = f"$ gspo plan recipes/gsm8k.yaml model.path={name} {words} --on {gpus}"
+            command = f"$ gspo plan recipes/gsm8k.yaml model.path=Qwen/{name} {words} --on {gpus}"
             parts.append("\n".join([command, *lines]))
     return "\n\n".join(parts)
 

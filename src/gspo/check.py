@@ -126,6 +126,7 @@ def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
 _TRIED = {
     "the text": "GSPO",
     "a call": '<tool_call>{"name":"GSPO","arguments":{}}</tool_call>',
+    "blanks at the ends": " GSPO\n",
     "thoughts": "<think>\nGSPO\n</think>\n\nGSPO",
 }
 _HISTORIES = {

@@ -58,6 +58,12 @@ def test_a_policy_that_hardly_moves_is_named_in_its_first_steps(
     assert "not_moving" not in diagnoses(lines, ActorConfig(mini_batches=1))  # then every ratio is 1
 
 
+def test_tools_that_fail_are_named_early() -> None:
+    for fraction, holds in [(0.85, False), (0.95, True)]:
+        lines = [{**HEALTHY, "tools/error_fraction": fraction}] * 5
+        assert ("failing_tools" in early_diagnoses(lines, ActorConfig())) == holds
+
+
 def test_what_leaves_nothing_to_learn_from_comes_before_what_costs_a_part() -> None:
     bad = {"group/zero_variance_fraction": 0.88, "response/truncated_fraction": 0.75, "policy/skipped_updates": 1.0}
     lines = [{**HEALTHY, **STILL, **bad, "ratio/effective_fraction": 0.1}] * WINDOW

@@ -99,6 +99,13 @@ class Fixed(Quiz):
 class Both(Quiz):
     def get_reward(self):
         return 1.0
+
+class Misspelt:
+    def reset(self, **row):
+        return None
+
+    def get_rewards(self):
+        return 1.0
 '''
 Call = Callable[..., Any]
 
@@ -286,3 +293,8 @@ def test_a_tool_may_be_named_step_and_an_environment_has_one_form(loaded: Any) -
             loop.run(loaded(environment=f"own.py:{name}").begin("s", QUERY))
     with pytest.raises(UserError, match=r"step returns the rewards\n  fix: leave out get_reward"):
         loaded(environment="own.py:Both")
+
+
+def test_a_method_that_is_misspelt_is_named_as_it_was_meant(loaded: Any) -> None:
+    with pytest.raises(UserError, match=r"get_rewards of own\.py:Misspelt has no docstring; did you mean get_reward\?"):
+        loaded(environment="own.py:Misspelt")

@@ -133,7 +133,7 @@ def test_calls_of_an_async_function_are_all_made_at_the_same_time(loaded: Any) -
         (("own.py:bare",), r"own\.py:bare does not describe itself(.|\n)*def lookup\(word: str\) -> str:"),
         (("own.py:places",), "takes words by position, and a call names its arguments"),
         (("own.py:shout", "own.py:shout"), "two tools are named shout"),
-        (("calculater",), "no built-in tool 'calculater'(.|\n)*built in: calculator"),
+        (("calculater",), "no built-in tool 'calculater'(.|\n)*did you mean calculator"),
         (("own.py:none",), "has no function 'none'"),
         (("other.py:none",), r"no such file other\.py"),
     ],

@@ -47,6 +47,13 @@ class Agent:
     async def run(self, data, **extra):
         return await solve(data, base_url=extra["base_url"], api_key=extra["api_key"])
 
+async def keyless(row):
+    return 1.0
+
+class Misspelt:
+    def runn(self, data, **extra):
+        return 1.0
+
 async def wrong(row, *, base_url, api_key):
     raise ValueError("no such tool")
 
@@ -179,6 +186,8 @@ def test_check_says_what_an_agent_is_and_what_is_wrong_is_one_message() -> None:
     assert "reward      agent: what it returns" in said and "shows the model no tools" in said
     faults: tuple[tuple[list[str], str], ...] = (
         (["rollout.agent=my_agent.py:none"], "has no function 'none'"),
+        (["rollout.agent=my_agent.py:keyless"], r"keyless cannot be called with a row: .*'base_url'"),
+        (["rollout.agent=my_agent.py:Misspelt"], "the class my_agent.py:Misspelt has no method run"),
         (["rollout.agent=my_agent.py:solve", "rollout.tools=[calculator]"], "rollout.agent has tools of its own"),
         ([], "reward: agent is what rollout.agent returns"),
         (["rollout.agent=my_agent.py:wrong", "steps=1"], r"wrong raises ValueError: no such tool, at .*my_agent\.py:"),

@@ -34,7 +34,7 @@ class EngineOfRanks:
         if all(future.cancelled() for future in futures):  # the run ends, and the ranks may do so before this begins
             return
         try:
-            bare = [replace(prompt, is_complete=None) for prompt in prompts]
+            bare = [replace(prompt, is_complete=None, session=None) for prompt in prompts]
             for future, completion in zip(futures, self._trainer.sample(bare, sampling, strings), strict=True):
                 with suppress(InvalidStateError):  # it is given up
                     future.set_result(completion)

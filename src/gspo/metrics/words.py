@@ -13,10 +13,12 @@ from gspo.recipe.sections import ActorConfig
 WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing
 _FEW = 5  # steps that a mean of noisy numbers has to have
-EARLY = ("no_signal", "not_moving")  # shown from step `_FEW` on: nothing comes of the steps before they are seen to
+# Shown from step `_FEW` on: nothing comes of the steps before they are seen to.
+EARLY = ("failing_tools", "no_signal", "not_moving")
 _STILL = 0.06  # of (highest − lowest ratio) · √tokens; usual is 0.2, four standard deviations of 0.05
 # By what they cost: those first that leave nothing to learn from, last what costs a part of it.
-_FIRST = "not_finite engine_mismatch unscored no_signal not_moving clipped_noise clipped_staleness clip_too_narrow"
+_FIRST = """not_finite engine_mismatch failing_tools unscored no_signal not_moving clipped_noise clipped_staleness
+clip_too_narrow"""
 
 Lines = Sequence[Mapping[str, Any]]
 Table = Mapping[str, bool]  # "name: sentence", and whether it holds
@@ -129,6 +131,7 @@ def _of_moves(history: Lines, actor: ActorConfig) -> Table:
 
 def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     cut, effective = _mean(recent, "response/truncated_fraction"), _mean(recent, "ratio/effective_fraction")
+    errors = _mean(recent, "tools/error_fraction")
     run_on, advice = _mean(recent, "response/run_on_fraction"), "raise it"
     if run_on >= cut / 2:
         advice = f"""{run_on:.0%} go on behind the end of their turn, or write the user's next one: name what ends it in
@@ -140,6 +143,9 @@ def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     # The median: a single step of nearly equal returns has an explained variance of any size below 0.
     explained = statistics.median(_numbers(recent, "critic/explained_variance"))
     return {
+        f"""failing_tools: {errors:.0%} of the calls of tools end in an error: gspo show says in which; correct the
+        tools, or show the policy how to call them
+        """: errors >= 0.9,
         f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: {advice}": cut >= 0.25,
         f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
         actor.mini_batches or actor.optimizer.lr

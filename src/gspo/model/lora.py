@@ -259,8 +259,9 @@ def _merged(layer: Any) -> Any:
     base = layer.base_layer
     if hasattr(getattr(base, "weight", None), "quant_state"):
         own = _whole(base.weight)
-        weight = own.float() + layer.get_delta_weight(_NAME)
-        return nn.ModuleDict({"base_layer": nn.ParameterDict({"weight": weight.to(own.dtype), "bias": base.bias})})
+        weight = (own.float() + layer.get_delta_weight(_NAME)).to(own.dtype)
+        plain = {"weight": nn.Parameter(weight, requires_grad=False), "bias": base.bias}
+        return nn.ModuleDict({"base_layer": nn.ParameterDict(plain)})
     dtype = next(tensor for name, tensor in layer.named_parameters() if "lora_" not in name).dtype
     copy = deepcopy(layer).float()
     for module in reversed([module for module in copy.modules() if _is_adapted(module)]):

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from gspo.errors import UserError, encodable
+from gspo.errors import UserError, did_you_mean, encodable
 from gspo.recipe.callables import error_line, load_callable
 from gspo.reward.python_tool import Python
 from gspo.reward.reply import FailedCallError, ToolResult, is_async
@@ -70,7 +70,7 @@ def find_tool(name: str, *, where: str = "rollout.tools") -> Callable[..., Any]:
     """The function of a built-in's name, `module:name` or `file.py:name`; UserError where there is none."""
     if ":" not in name and name not in BUILT_IN:
         fix = f"built in: {', '.join(BUILT_IN)}; your own are module:name or file.py:name"
-        raise UserError(f"no built-in tool {name!r}", where=where, fix=fix)
+        raise UserError(f"no built-in tool {name!r}", where=where, fix=did_you_mean(name, BUILT_IN, fix))
     return BUILT_IN[name] if name in BUILT_IN else load_callable(name, where=where)
 
 

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.util import find_spec
-from inspect import getmembers, isfunction
+from inspect import signature
 from types import MethodType
 from typing import Any
 
@@ -29,6 +31,7 @@ from gspo.types import Failure
 _STEPS = "an environment without tools has reset(self, row) and step(self, text)"
 _ALL = 2**20  # calls at a time
 _MOST_THREADS = 128  # calls at a time of methods that are not async: each takes its time from the others
+_METHODS = ("step", "get_reward")
 _FORM = """write it as:
     def lookup(word: str) -> str:
         \"\"\"Look up a word.
@@ -92,6 +95,7 @@ def load_tools(settings: RolloutConfig, tokenizer: Any, queries: QueriesConfig, 
 def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, RewardFunction]:
     """The agent, and what has it play a row."""
     call = load_callable(name, where="rollout.agent")
+    _check_agent(name, call)
     # All are under way together: none of them waits for another to end.
     host = Processes(name, is_async=True, concurrent_calls=_ALL, role="agent", keeps_state=True, output=output)
     function = _hosted(name, call, host, settings.agent_seconds)
@@ -102,10 +106,26 @@ def _agent(name: str, settings: RolloutConfig, output: int) -> tuple[Agent, Rewa
     return Agent(run=run, endpoint=Endpoint()), function
 
 
+def _check_agent(name: str, call: Callable[..., Any]) -> None:
+    """UserError for what cannot be called as an agent is."""
+    fix = "write async def run(row, *, base_url, api_key), or a class with such a method run"
+    run = getattr(call, "run", None) if isinstance(call, type) else call
+    if run is None:
+        raise UserError(f"the class {name} has no method run", where="rollout.agent", fix=fix)
+    with suppress(ValueError):  # some do not tell
+        try:
+            signature(run).bind(*[{}] * (1 + isinstance(call, type)), base_url="", api_key="")
+        except TypeError as error:
+            raise UserError(f"{name} cannot be called with a row: {error}", where="rollout.agent", fix=fix) from None
+
+
 def _function(name: str, settings: RolloutConfig, output: int) -> RewardFunction:
     call = find_tool(name)
     is_class = isinstance(call, type)
-    awaited = any(is_async(own) for _, own in getmembers(call, isfunction)) if is_class else is_async(call)
+    methods: list[Any] = [call]
+    if isinstance(call, type):
+        methods = [*tool_methods(call).values(), *([getattr(call, "step", None)] if takes_steps(call) else ())]
+    awaited = all(map(is_async, methods))
     places = _ALL if awaited else _MOST_THREADS if is_class else None  # to wait for one takes nothing of a call's time
     places = PLACES if call is Python else places
     host = Processes(
@@ -174,6 +194,12 @@ def _environment(
     if by_steps and has_reward:
         fix = "leave out get_reward, or take the row by name in reset(self, **row), where methods are tools"
         raise UserError("step returns the rewards", where=f"rollout.environment: {name}", fix=fix)
+    for own in tool_methods(kind):
+        near = get_close_matches(own, [each for each in _METHODS if not hasattr(kind, each)], n=1, cutoff=0.8)
+        if near and not getattr(kind, own).__doc__:
+            fix = "rename it, or describe it in a docstring as a tool of the policy's"
+            what = f"{own} of {name} has no docstring; did you mean {near[0]}?"
+            raise UserError(what, where="rollout.environment", fix=fix)
     schemas = {
         own: _schema(MethodType(call, object()), f"{name}.{own}", where="rollout.environment")
         for own, call in tool_methods(kind).items()

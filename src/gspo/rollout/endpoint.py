@@ -43,7 +43,7 @@ class Endpoint:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
         options: dict[str, Any] = {"interface": "asgi3", "http": "h11", "ws": "none", "proxy_headers": False}
         # A request that comes as the server closes its connection would be lost: the client closes those that wait.
-        options |= {"timeout_keep_alive": 10**6}
+        options |= {"timeout_keep_alive": 3600}
         options |= {"log_config": None, "lifespan": "off", "access_log": False, "timeout_graceful_shutdown": 1}
         config = uvicorn.Config(self._serve, **options)
         self._server, self._sessions = uvicorn.Server(config), dict[str, _Session]()

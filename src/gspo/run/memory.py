@@ -262,7 +262,8 @@ def _kept(text: Any, recomputes: bool) -> int:
 def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int, num_samplers: int) -> dict[str, float]:
     """Keys and values of all rows, one layer of them twice while they grow; three copies of a token's logits.
 
-    Of several ranks that sample, what each has for its share of the queries.
+    With turns, what is kept of the last ones, too. Of several ranks that sample, what each has for its share of the
+    queries.
     """
     rollout, evaluation = recipe.rollout, recipe.evaluation
     asked = ((rollout.queries_per_step, rollout.group_size), (evaluation.num_queries, evaluation.samples))
@@ -270,7 +271,7 @@ def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int, num_sam
     longest = max(rollout.max_new_tokens, *(suite.max_new_tokens or 0 for suite in evaluation.suites), 0)
     rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), heads_of(text)
     numbers = 2 * (text.num_hidden_layers + 1) * keys * size * (prompt_tokens + longest)
-    return {"cache": width * rows * numbers, "token logits": 12 * rows * text.vocab_size}
+    return {"cache": width * rows * numbers * (1 + rollout.has_turns), "token logits": 12 * rows * text.vocab_size}
 
 
 def _words(size: float) -> str:

@@ -123,12 +123,15 @@ def test_what_is_kept_is_computed_anew_by_other_weights_alone(new_policy: NewPol
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 8])
-def test_no_more_is_kept_than_rows_may_be_decoded(max_rows: int, new_policy: NewPolicy, plain_logprobs: Any) -> None:
-    turns = Turns(new_policy("qwen3"), max_rows=max_rows)
+def test_no_more_is_kept_than_rows_may_be_decoded_and_that_is_gone_on_with_first(
+    max_rows: int, new_policy: NewPolicy, plain_logprobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, found, take = Turns(new_policy("qwen3"), max_rows=max_rows), list[Any](), KeptPasts.take
     turns.turn()
     assert len(turns.kept._by_session) == max_rows
+    monkeypatch.setattr(KeptPasts, "take", lambda *given: found.append(take(*given)) or found[-1])
     assert gap(turns.policy, turns.turn(after=turns.said), plain_logprobs) < 1e-5
-    assert len(turns.kept._by_session) == max_rows
+    assert len(turns.kept._by_session) == max_rows == sum(past is not None for past in found)
 
 
 def test_nothing_is_kept_of_a_response_that_is_over(new_policy: NewPolicy) -> None:

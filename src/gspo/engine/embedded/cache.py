@@ -142,8 +142,14 @@ class KeptPasts:
 
     def limit(self, most: int) -> None:
         """Keep no more than so many: those that were put first go."""
-        for oldest in [*self._by_session][: max(len(self._by_session) - most, 0)]:
-            del self._by_session[oldest]
+        sessions = [reference() for reference in self._by_session.keyrefs()]  # some may end in other threads
+        for oldest in sessions[: max(len(sessions) - most, 0)]:
+            if oldest is not None:
+                self._by_session.pop(oldest, None)
+
+    def has(self, session: Session | None) -> bool:
+        """Tell whether one is kept."""
+        return session is not None and session in self._by_session
 
     def take(self, session: Session, ids: Sequence[int]) -> Past | None:
         """Return what is known of the ids but the last, and keep it no longer; None: nothing."""
@@ -171,13 +177,15 @@ def past_of(cache: DynamicCache, row: int, start: int, ids: Sequence[int], exper
 def cache_of_pasts(config: Any, pasts: Sequence[Past], *, most: int, room: int) -> DynamicCache:
     """A cache of a row for each past, aligned at their end; it has room for more tokens before it is copied."""
     width, cache = max(len(past.ids) for past in pasts), in_place_cache(config, most=most)
-    both = []
-    for states in ([past.keys for past in pasts], [past.values for past in pasts]):
-        num_layers, heads, _, dim = states[0].shape
-        joined = states[0].new_zeros(num_layers, len(states), heads, width + room, dim)
-        for row, own in enumerate(states):
-            joined[:, row, :, width - own.shape[2] : width] = own
-        both.append(joined)
-    for layer, keys, values in zip(cache.layers, *both, strict=True):
-        layer.begin(keys, values, width)
+
+    def joined(states: Sequence[Tensor]) -> Tensor:
+        heads, _, dim = states[0].shape
+        buffer = states[0].new_zeros(len(states), heads, width + room + _SPARE_TOKENS, dim)
+        for row, own in zip(buffer, states, strict=True):
+            row[:, width - own.shape[1] : width] = own
+        return buffer
+
+    for number, layer in enumerate(cache.layers):  # each has memory of its own, which is free once it has grown
+        keys, values = [past.keys[number] for past in pasts], [past.values[number] for past in pasts]
+        layer.begin(joined(keys), joined(values), width)
     return cache

@@ -128,7 +128,9 @@ class Decoding:
         lengths = [0] * len(self._groups)  # any stand side by side
         if self.means >= Means.NO_PADDING:
             lengths = [len(self.prompts[group[0]].ids) for group in self._groups]
-        waiting = sorted(range(len(lengths)), key=lengths.__getitem__)  # the groups whose prompts are not read yet
+        # The groups whose prompts are not read yet: first those of which something is kept, before it has to go.
+        is_new = [not any(self.kept.has(self.prompts[number].session) for number in group) for group in self._groups]
+        waiting = sorted(range(len(lengths)), key=lambda number: (lengths[number], is_new[number]))
         while waiting or rows is not None:
             if waiting and self._has_room(rows, waiting):
                 room = self.max_rows - (0 if rows is None else len(rows.index))
@@ -236,7 +238,7 @@ class Decoding:
         for group in groups:
             prompts = [self.prompts[number] for number in group]
             pasts = [self.kept.take(own.session, own.ids) for own in prompts if own.session is not None]
-            past = next((past for past in pasts if past is not None), None)
+            past = max((past for past in pasts if past is not None), key=lambda own: len(own.ids), default=None)
             parts[0 if past is None else (len(prompts[0].ids) - len(past.ids)).bit_length()].append((group, past))
         first, *others = [self._prefill_part(part) for part in parts.values()]
         for rows in others:
@@ -256,7 +258,8 @@ class Decoding:
                 self.transcript.prefixes.update(dict.fromkeys(group, prefix))
         sizes = torch.tensor([len(group) for group, _ in part], device=rows.index.device)
         repeat = rows.index.repeat_interleave(sizes)
-        rows.keep(repeat)
+        if len(repeat) > len(part):  # else it would copy the cache as it is
+            rows.keep(repeat)
         rows.index = torch.tensor([number for group, _ in part for number in group], device=rows.index.device)
         rows.logits, rows.experts = rows.logits[repeat], None if rows.experts is None else rows.experts[repeat]
         return rows
