@@ -129,7 +129,12 @@ def test_no_more_is_kept_than_rows_may_be_decoded_and_that_is_gone_on_with_first
     turns, found, take = Turns(new_policy("qwen3"), max_rows=max_rows), list[Any](), KeptPasts.take
     turns.turn()
     assert len(turns.kept._by_session) == max_rows
-    monkeypatch.setattr(KeptPasts, "take", lambda *given: found.append(take(*given)) or found[-1])
+
+    def noted(kept: KeptPasts, session: Session, ids: Sequence[int]) -> Any:
+        found.append(take(kept, session, ids))
+        return found[-1]
+
+    monkeypatch.setattr(KeptPasts, "take", noted)
     assert gap(turns.policy, turns.turn(after=turns.said), plain_logprobs) < 1e-5
     assert len(turns.kept._by_session) == max_rows == sum(past is not None for past in found)
 
