@@ -20,7 +20,7 @@ BROKEN_OFF := tests/run/test_resume_exact.py tests/run/test_resume_auxiliary_mod
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` and tests/nightly.txt have (about 17 minutes on 2 cores)
+test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` and tests/nightly.txt have (about 10 minutes on 2 cores)
 	$(PYTEST) -m "not browser$(if $(NIGHTLY),, and not nightly)" $(addprefix --ignore=,tests/faults tests/launch $(BROKEN_OFF) $(REAL)) $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
