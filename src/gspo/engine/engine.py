@@ -17,9 +17,9 @@ class LostError(Exception):
 
 
 class Session:
-    """What prompts of one response have in common: a later one begins, more or less, as an earlier one went on.
+    """A response under way, to which prompts belong: a later one usually begins as an earlier one went on.
 
-    An engine may keep what it has computed of the last for as long as the session is referred to.
+    An engine may keep what it has computed for the last one as long as the session exists.
     """
 
 

@@ -329,17 +329,24 @@ def test_of_samples_that_the_page_does_not_have_it_says_how_many(
     assert tab.messages() == []
 
 
+def turns_told(tab: Tab, tmp_path: Path, line: Any, shown: str) -> Any:
+    """What the page has of each turn of a run's only sample."""
+    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
+    tab.show(tmp_path / "run")
+    choose(tab, set=0, scope="step", step=1)
+    return tab.run(f"return [...document.querySelectorAll('.turn')].map((turn) => [{shown}])")
+
+
 def test_a_conversation_is_told_turn_by_turn_and_what_is_long_in_it_is_folded(tab: Tab, tmp_path: Path) -> None:
     words = ["call", "x" * 500, "so"]
     turns = [["assistant", "call", 1, -0.5], ["tool", words[1], 1], ["assistant", "so", 2]]
     ratios, advantages = [0.5, None, -0.25, 0.0], [2.0, None, -1.0, -1.0]
     line = sample("q:1", words=words, turns=turns, token_log_ratios=ratios, token_advantages=advantages)
-    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
-    tab.show(tmp_path / "run")
-    choose(tab, set=0, scope="step", step=1)
-    told = tab.run(
-        "return [...document.querySelectorAll('.turn')].map((turn) => "
-        "[turn.querySelector('summary').textContent, turn.open, turn.querySelector('pre').textContent])"
+    told = turns_told(
+        tab,
+        tmp_path,
+        line,
+        "turn.querySelector('summary').textContent, turn.open, turn.querySelector('pre').textContent",
     )
     assert told == [
         ["policy · 1 token · reward −0.5 · advantage +2 · mean log ratio +0.5", True, "call"],
@@ -357,13 +364,8 @@ def test_a_conversation_is_told_turn_by_turn_and_what_is_long_in_it_is_folded(ta
 def test_contexts_of_a_response_are_counted_and_set_apart(tab: Tab, tmp_path: Path) -> None:
     turns = [["user", "a", 1], ["assistant", "b", 1], ["user", "c", 1], ["assistant", "", 1]]
     line = sample("q:1", words=["a", "b", "c"], turns=turns, starts=[0, 2])
-    write_run(tmp_path / "run", settings=recipe(), lines=[metrics_line(1)], samples={1: [line]}, history=[begun()])
-    tab.show(tmp_path / "run")
-    choose(tab, set=0, scope="step", step=1)
-    told = tab.run(
-        "return [...document.querySelectorAll('.turn')].map((turn) => "
-        "[turn.querySelector('summary').textContent.split(' · ')[0], turn.classList.contains('branch')])"
-    )
+    shown = "turn.querySelector('summary').textContent.split(' · ')[0], turn.classList.contains('branch')"
+    told = turns_told(tab, tmp_path, line, shown)
     assert told == [["context 1 of 2", False], ["policy", False], ["context 2 of 2", True], ["policy", False]]
     assert tab.messages() == []
 

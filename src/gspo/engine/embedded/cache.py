@@ -115,7 +115,7 @@ def is_in_place(cache: DynamicCache | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Past:
-    """What was computed of the first tokens of a context."""
+    """The keys, values and experts of the first tokens of a context."""
 
     ids: tuple[int, ...]
     keys: Float[Tensor, "L heads T dim"]
@@ -130,7 +130,7 @@ class Past:
 
 
 class KeptPasts:
-    """The pasts of the last prompts of sessions under way."""
+    """The pasts of what each response under way has read last."""
 
     def __init__(self) -> None:
         self._by_session = WeakKeyDictionary[Session, Past]()
