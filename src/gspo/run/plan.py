@@ -109,7 +109,7 @@ def gpus_of(text: str) -> Gpus:
 
 def plan(recipe: Recipe, on: str) -> Iterator[str]:
     """Yield what the recipe would need on these GPUs, from config.json alone: no weights, data, tokenizer or GPU."""
-    gpus = gpus_of(on)  # a mistake shows before transformers is loaded
+    gpus = gpus_of(on)  # a mistake shows before the configuration is read
     quiet_transformers()
     config = load_config(recipe.model, is_whole=False)
     yield f"recipe      {recipe.name}, {recipe.steps} steps"
